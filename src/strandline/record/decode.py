@@ -26,8 +26,8 @@ _MAGIC_AND_LENGTH = struct.Struct("<III")
 SMALL_BYTES = 128 << 10
 """A batch below this is merged with its neighbours."""
 PLAIN_BYTES = 512 << 10
-"""So is a plain one below this, which is gathered in one pass: a turn's batch of a few hundred KiB
-costs more to send on its own than to copy while its checksum has just brought it near."""
+"""A plain batch below this is merged, too: a group commit's batch of a few hundred KiB costs more
+to send on its own than to copy while its checksum has just brought it into the cache."""
 MERGED_BYTES = 2 << 20
 """Merging stops at about this many bytes."""
 

@@ -159,7 +159,7 @@ class Partition:
 
     @property
     def retention(self) -> SubjectRetention | None:
-        """What readers see of each subject, of a stream that keeps so many records of each."""
+        """The readable records per subject, of a stream that keeps so many of each subject."""
         return self.committed.retention
 
     @property

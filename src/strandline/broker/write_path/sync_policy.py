@@ -1,4 +1,4 @@
-"""Where to sync the journal: on the loop for small group commits on a fast disk, else elsewhere.
+"""Decides where the journal is synced: on the loop for small group commits on a fast disk.
 
 A lone publisher would wait longer for the hand-over to another thread than for the sync; so would
 the few publishers of one connection. A nats-server or a client that has to wait sends larger

@@ -2,5 +2,5 @@
 
 A stream of one partition is JetStream's stream, with sequence = offset + 1. One with several is
 shown as one such stream per partition, ``name:0`` and so on. What a stream here cannot mean is
-refused with JetStream's own code, and what is not built is refused too, never ignored.
+rejected with JetStream's own code, and what is not built is rejected too, never ignored.
 """

@@ -23,14 +23,14 @@ _KINDS: Final[dict[bytes, AckKind]] = {
 
 
 class AckBody(NamedTuple):
-    """What an acknowledgement says."""
+    """The decoded body of an acknowledgement."""
 
     kind: AckKind | None
     """None: nothing that is known."""
     delay_ms: int = 0
     """After how long the message is to be delivered again."""
     pull: bytes | None = None
-    """The request for more messages; None: there is none."""
+    """The request for more messages, if there is one."""
 
 
 class _NakBody(msgspec.Struct, frozen=True):

@@ -35,11 +35,11 @@ from strandline.servers.nats.jetstream.errors import (
     STREAM_NOT_FOUND,
     UNAVAILABLE,
     ApiError,
-    ApiRefusal,
+    ApiRejection,
     api_error,
     detailed,
-    refuse,
-    refuse_json,
+    reject,
+    reject_json,
 )
 from strandline.servers.nats.jetstream.subjects import ApiCall, parse_subject
 from strandline.servers.nats.jetstream.views import JetStreamView, split_name, view_of
@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 API_LEVEL_HEADER: Final = "Nats-Required-Api-Level"
 REQUEST_BYTES_MAX: Final = 1 << 20
 REQUESTS_MAX: Final = 256
-"""Under way at once."""
+"""Requests under way at the same time."""
 THREADS: Final = 4
 PEER_TIMEOUT_S: Final = 2.0
 OF_CONTROLLER: Final = frozenset(
@@ -67,7 +67,7 @@ class ApiLink(Protocol):
 
     @property
     def is_alone(self) -> bool:
-        """Whether no other broker hears its requests."""
+        """Whether no other broker receives its requests."""
         ...
 
     @property
@@ -131,14 +131,14 @@ class ApiRequest(NamedTuple):
         """Return the decoded body; an empty one is an empty object.
 
         Raises:
-            ApiRefusal: it is not of this kind.
+            ApiRejection: it is not of this kind.
         """
         if len(self.payload) > REQUEST_BYTES_MAX:
-            refuse_json(f"more than {REQUEST_BYTES_MAX} bytes")
+            reject_json(f"more than {REQUEST_BYTES_MAX} bytes")
         try:
             return msgspec.json.decode(self.payload.strip() or b"{}", type=kind)
         except UNDECODABLE as error:
-            refuse_json(error)
+            reject_json(error)
 
     def answer(self, **fields: Any) -> ApiReply:
         """Return an answer with these fields, but those that are not set."""
@@ -192,14 +192,14 @@ class JetStreamApi:
         """Forgets what belonged to a deleted stream."""
         self._link: ServerApiLink | None = None
         self._acked: set[str] = set()
-        """The streams whose acknowledgements are heard."""
+        """The streams to whose acknowledgements this broker subscribes."""
         self.requests = self.errors = 0
         """How many were answered here."""
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="jetstream")
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def stop(self) -> None:
-        """Answer nothing any more."""
+        """Answer no more requests."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -256,9 +256,9 @@ class JetStreamApi:
             return
         request = ApiRequest(call, payload, link, reply)
         if len(self._tasks) >= REQUESTS_MAX:
-            self._reply(request, reply, self._refusal(request, INSUFFICIENT))
+            self._reply(request, reply, self._rejection(request, INSUFFICIENT))
         elif not _has_level(block):
-            self._reply(request, reply, self._refusal(request, API_LEVEL))
+            self._reply(request, reply, self._rejection(request, API_LEVEL))
         else:
             task = asyncio.create_task(self._answer(request, reply), name="jetstream-request")
             self._tasks.add(task)
@@ -281,7 +281,7 @@ class JetStreamApi:
         return self.broker.is_controller if view is None else view.partitions[0].is_led
 
     def find(self, name: str) -> JetStreamView | None:
-        """Return the stream that clients know by this name; None if there is none.
+        """Return the stream that clients know by this name, or None.
 
         Raises:
             UnavailableError: this broker cannot tell now.
@@ -312,15 +312,15 @@ class JetStreamApi:
         """Return the stream of a request, which this broker leads.
 
         Raises:
-            ApiRefusal: there is none, or another broker leads it.
+            ApiRejection: there is none, or another broker leads it.
             UnavailableError: this broker cannot tell now.
         """
         view = self.find(request.call.stream)
         if view is None:
-            refuse(STREAM_NOT_FOUND)
+            reject(STREAM_NOT_FOUND)
         if not view.partitions[0].is_led:
-            # Only on a connection that no other broker hears.
-            refuse(UNAVAILABLE, "another broker leads the stream; ask at its nats-server")
+            # Only on a connection that no other broker receives from.
+            reject(UNAVAILABLE, "another broker leads the stream; ask at its nats-server")
         return view
 
     async def caught_up(self, view: JetStreamView) -> None:
@@ -340,15 +340,15 @@ class JetStreamApi:
         """Return the answer, whatever happens."""
         try:
             return await self.handlers[request.call.operation](request)
-        except ApiRefusal as refusal:
-            return self._refusal(request, refusal.error)
+        except ApiRejection as rejection:
+            return self._rejection(request, rejection.error)
         except StrandlineError as error:
-            return self._refusal(request, api_error(error))
+            return self._rejection(request, api_error(error))
         except Exception:
             logger.exception("a request of the JetStream API failed, please report")
-            return self._refusal(request, ApiError(500, 10051, "internal error"))
+            return self._rejection(request, ApiError(500, 10051, "internal error"))
 
-    def _refusal(self, request: ApiRequest, error: ApiError) -> ApiReply:
+    def _rejection(self, request: ApiRequest, error: ApiError) -> ApiReply:
         self.errors += 1
         if request.call.operation == "DIRECT.GET":
             return _direct_refusal(error)
@@ -366,7 +366,7 @@ class JetStreamApi:
         size = len(reply.payload) + len(reply.block)
         if size > request.link.payload_max:
             text = f"an answer of {size} bytes is more than max_payload"
-            reply = self._refusal(request, detailed(INSUFFICIENT, text))
+            reply = self._rejection(request, detailed(INSUFFICIENT, text))
         if reply.block:
             request.link.deliver_with_headers(to, reply.payload, block=reply.block)
         else:
@@ -375,7 +375,7 @@ class JetStreamApi:
 
 
 async def _unknown(request: ApiRequest) -> ApiReply:
-    """Refuse an operation that is not built."""
+    """Reject an operation that is not built."""
     return request.answer(error=NOT_SUPPORTED)
 
 

@@ -1,4 +1,4 @@
-"""Consumers' settings: decoded, checked, with defaults; and what an update may change. Pure.
+"""Consumer configurations: decoded, checked, with defaults; and their updates. Pure.
 
 Rules: as ``stream_config``. Zero and null mean the default, because some clients send zeros for
 what they leave open. Two configurations are compared with their defaults.
@@ -16,9 +16,9 @@ from strandline.servers.nats.jetstream.errors import (
     CONSUMER_NAME_IN_USE,
     FILTER_MISMATCH,
     ApiError,
-    ApiRefusal,
-    refuse,
-    refuse_json,
+    ApiRejection,
+    reject,
+    reject_json,
 )
 from strandline.servers.nats.jetstream.records import check_pattern
 from strandline.servers.nats.jetstream.stream_config import is_asking
@@ -120,7 +120,7 @@ class CreateConsumerRequest(msgspec.Struct, frozen=True):
 
 
 class ConsumerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A consumer's configuration as it is in force, in JetStream's words."""
+    """A consumer's effective configuration, in JetStream's words."""
 
     name: str
     deliver_policy: DeliverPolicy
@@ -159,7 +159,7 @@ class ConsumerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def filters(self) -> tuple[str, ...]:
-        """The patterns of which a record's subject has to match one; none: all records pass."""
+        """Patterns of which a record's subject has to match one; without any, all records pass."""
         return self.filter_subjects or ((self.filter_subject,) if self.filter_subject else ())
 
     @property
@@ -186,20 +186,20 @@ FIXED: Final = {
     "mem_storage": "storage type",
     "durable_name": "durable name",
 }
-"""What an update may not change."""
+"""Settings that an update may not change."""
 
 
-def refuse_consumer(text: str) -> NoReturn:
-    """Refuse a consumer's configuration.
+def reject_consumer(text: str) -> NoReturn:
+    """Reject a consumer's configuration.
 
     Raises:
-        ApiRefusal: always.
+        ApiRejection: always.
     """
-    raise ApiRefusal(ApiError(500, 10012, text))
+    raise ApiRejection(ApiError(500, 10012, text))
 
 
 def _refuse(number: int, text: str) -> NoReturn:
-    raise ApiRefusal(ApiError(400, number, text))
+    raise ApiRejection(ApiError(400, number, text))
 
 
 def consumer_config(call: ApiCall, request: CreateConsumerRequest, made_up: str) -> ConsumerConfig:
@@ -211,7 +211,7 @@ def consumer_config(call: ApiCall, request: CreateConsumerRequest, made_up: str)
         made_up: the name of a consumer that asks for none.
 
     Raises:
-        ApiRefusal: there is no such consumer here.
+        ApiRejection: there is no such consumer here.
     """
     config = request.config
     name = _name(call, config, made_up)
@@ -297,11 +297,11 @@ def _check_filters(call: ApiCall, config: ConsumerConfigRequest) -> None:
         if several:
             _refuse(10137, "consumer with multiple subject filters cannot use subject based API")
         if one != call.subject:
-            refuse(FILTER_MISMATCH)
+            reject(FILTER_MISMATCH)
     if "" in several:
         _refuse(10139, "consumer filter in FilterSubjects cannot be empty")
     if len(several) > FILTERS_MAX:
-        refuse_consumer(f"more than {FILTERS_MAX} filters are not supported")
+        reject_consumer(f"more than {FILTERS_MAX} filters are not supported")
     for pattern in several or ([one] if one else []):
         check_pattern(pattern)
     for number, pattern in enumerate(several):
@@ -317,18 +317,18 @@ def _pause_until(config: ConsumerConfigRequest) -> str:
     try:
         return format_time(parse_time(text))
     except ValueError as error:
-        refuse_json(error)
+        reject_json(error)
 
 
 def _check_supported(config: ConsumerConfigRequest) -> None:
-    """Refuse what is not built."""
+    """Reject settings that are not built."""
     for field in UNSUPPORTED:
         if is_asking(getattr(config, field)):
-            refuse_consumer(f"{field} is not supported")
+            reject_consumer(f"{field} is not supported")
 
 
 def _check_pull(config: ConsumerConfigRequest) -> None:
-    """Refuse what only push consumers have."""
+    """Reject settings of a pull consumer that only push consumers have."""
     if config.idle_heartbeat:
         _refuse(10088, "consumer idle heartbeat requires a push based consumer")
     if config.flow_control:
@@ -338,7 +338,7 @@ def _check_pull(config: ConsumerConfigRequest) -> None:
 
 
 def _check_push(config: ConsumerConfigRequest, subject: str) -> None:
-    """Refuse a push consumer that cannot be."""
+    """Reject an impossible push consumer."""
     try:
         validate_subject(subject, wildcards=True)
     except InvalidSubjectError:
@@ -354,11 +354,11 @@ def _check_push(config: ConsumerConfigRequest, subject: str) -> None:
     if config.flow_control and not config.idle_heartbeat:
         _refuse(10108, "consumer with flow control also needs heartbeats")
     if config.deliver_group and not _GROUP.fullmatch(config.deliver_group):
-        refuse_consumer("deliver_group is no name of a queue group")
+        reject_consumer("deliver_group is no name of a queue group")
 
 
 def _check_start(config: ConsumerConfigRequest) -> None:
-    """Refuse a start that contradicts the deliver policy."""
+    """Reject a start that contradicts the deliver policy."""
     policy = config.deliver_policy or "all"
     has = {"sequence": bool(config.opt_start_seq), "time": bool(config.opt_start_time)}
     begun = f"consumer delivery policy is {_STARTS[policy]}"
@@ -384,9 +384,9 @@ def _check_limits(config: ConsumerConfigRequest) -> None:
     if deliveries > 0 and len(backoff) > deliveries:
         _refuse(10116, "max deliver is required to be > length of backoff values")
     if len(backoff) > BACKOFFS_MAX or any(each <= 0 for each in backoff):
-        refuse_consumer(f"backoff has 1 to {BACKOFFS_MAX} durations above 0")
+        reject_consumer(f"backoff has 1 to {BACKOFFS_MAX} durations above 0")
     if not 0 <= (config.max_waiting or 0) <= WAITING_MAX:
-        refuse_consumer(f"max_waiting is 1 to {WAITING_MAX} here")
+        reject_consumer(f"max_waiting is 1 to {WAITING_MAX} here")
     for field in (
         "max_batch",
         "max_expires",
@@ -397,17 +397,17 @@ def _check_limits(config: ConsumerConfigRequest) -> None:
         "rate_limit_bps",
     ):
         if not 0 <= (getattr(config, field) or 0) <= NS_MAX:
-            refuse_consumer(f"{field} is negative, or too large")
+            reject_consumer(f"{field} is negative, or too large")
     for duration in (*backoff, config.ack_wait or 0):
         if duration > NS_MAX:
-            refuse_consumer("a duration is too large")
+            reject_consumer("a duration is too large")
     size = sum(len(k) + len(v) for k, v in (config.metadata or {}).items())
     if size + len(config.description or "") > METADATA_BYTES_MAX:
-        refuse_consumer(f"metadata and description are at most {METADATA_BYTES_MAX} characters")
+        reject_consumer(f"metadata and description are at most {METADATA_BYTES_MAX} characters")
 
 
 def check_update(before: ConsumerConfig, after: ConsumerConfig, *, is_bound: bool = False) -> None:
-    """Refuse an update of what is fixed.
+    """Reject an update of a fixed setting.
 
     Args:
         before: the settings in force.
@@ -415,15 +415,15 @@ def check_update(before: ConsumerConfig, after: ConsumerConfig, *, is_bound: boo
         is_bound: whether somebody receives from it now, as a push consumer.
 
     Raises:
-        ApiRefusal: it changes such a setting.
+        ApiRejection: it changes such a setting.
     """
     for field, words in FIXED.items():
         if getattr(before, field) != getattr(after, field):
-            refuse_consumer(f"{words} can not be updated")
+            reject_consumer(f"{words} can not be updated")
     if before.is_push != after.is_push:
         kinds = ("push", "pull") if before.is_push else ("pull", "push")
-        refuse_consumer("can not update {} consumer to {} based".format(*kinds))
+        reject_consumer("can not update {} consumer to {} based".format(*kinds))
     if before.deliver_subject != after.deliver_subject and is_bound:
-        refuse(CONSUMER_NAME_IN_USE)
+        reject(CONSUMER_NAME_IN_USE)
     if before.max_waiting != after.max_waiting:
-        refuse_consumer("max waiting can not be updated")
+        reject_consumer("max waiting can not be updated")

@@ -1,4 +1,4 @@
-"""A consumer as it is stored, and as answers show it. Pure."""
+"""Consumers as stored, and as the answers to requests show them. Pure."""
 
 import msgspec
 

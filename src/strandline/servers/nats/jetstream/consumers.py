@@ -3,9 +3,9 @@
 Rules:
 - a consumer belongs to one partition and works at the broker that leads it. Those that are durable
   are loaded once per leadership, when it begins or a request comes; when the leadership ends they
-  are given up, and the next leader goes on from what is stored. Others live in the leader's memory;
+  are ended, and the next leader continues from the stored state. Others exist in its memory only;
 - a consumer's group is named ``js/stream/consumer``;
-- a broker hears acknowledgements of a stream only while consumers of it work here.
+- a broker subscribes to a stream's acknowledgements only while it runs consumers of it.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ from strandline.servers.nats.jetstream.consumer_config import (
     CreateConsumerRequest,
     check_update,
     consumer_config,
-    refuse_consumer,
+    reject_consumer,
 )
 from strandline.servers.nats.jetstream.consumer_info import KeptConsumer
 from strandline.servers.nats.jetstream.errors import (
@@ -56,9 +56,9 @@ from strandline.servers.nats.jetstream.errors import (
     TARGET_CYCLE,
     TOO_MANY_CONSUMERS,
     UNAVAILABLE,
-    ApiRefusal,
-    refuse,
-    refuse_json,
+    ApiRejection,
+    reject,
+    reject_json,
 )
 from strandline.servers.nats.jetstream.runner import (
     DELETED,
@@ -146,11 +146,11 @@ def _runner_in(led: _LedConsumers, request: ApiRequest) -> ConsumerRunner:
     """Return the consumer of a request.
 
     Raises:
-        ApiRefusal: there is none.
+        ApiRejection: there is none.
     """
     runner = led.runners.get(request.call.consumer)
     if runner is None:
-        refuse(CONSUMER_NOT_FOUND)
+        reject(CONSUMER_NOT_FOUND)
     return runner
 
 
@@ -214,21 +214,21 @@ class ConsumerCalls:
         """Return the consumers of a request's stream, loaded.
 
         Raises:
-            ApiRefusal: there is no such stream, or it is several.
+            ApiRejection: there is no such stream, or it is several.
             StrandlineError: they cannot be loaded now.
         """
         view = self._api.view(request)
         if not view.is_exact:
             count = len(view.stream.partitions)
             names = f"{view.name}:0 to {view.name}:{count - 1}"
-            refuse(BAD_REQUEST, f"stream has {count} partitions: use {names}")
+            reject(BAD_REQUEST, f"stream has {count} partitions: use {names}")
         return await self._loaded(view)
 
     async def _loaded(self, view: JetStreamView) -> _LedConsumers:
         """Return the consumers of a partition that this broker leads, loaded.
 
         Raises:
-            ApiRefusal: the leadership has changed meanwhile.
+            ApiRejection: the leadership has changed meanwhile.
             StrandlineError: they cannot be loaded now.
         """
         [partition] = view.partitions
@@ -241,7 +241,7 @@ class ConsumerCalls:
             if not led.is_loaded:
                 await self._load(view, led)
             if self._led.get(partition.name) is not led:
-                refuse(UNAVAILABLE, "the leadership has changed; retry")
+                reject(UNAVAILABLE, "the leadership has changed; retry")
         return led
 
     async def _load(self, view: JetStreamView, led: _LedConsumers) -> None:
@@ -324,7 +324,7 @@ class ConsumerCalls:
             self._api.follow_acks(view.name)
             try:
                 led = await self._loaded(view)
-            except (StrandlineError, ApiRefusal) as error:
+            except (StrandlineError, ApiRejection) as error:
                 logger.debug("the consumers of %s cannot be loaded yet: %s", shown, error)
                 failed.add(view.stream.name)
             else:
@@ -418,23 +418,23 @@ class ConsumerCalls:
     async def _create(self, request: ApiRequest) -> ApiReply:
         body = request.body(CreateConsumerRequest)
         if body.stream_name != request.call.stream:
-            refuse(STREAM_MISMATCH)
+            reject(STREAM_MISMATCH)
         led = await self._of(request)
         made_up = secrets.token_hex(4)
         config = consumer_config(request.call, body, made_up)
         view = self._api.view(request)
         self._check_target(view, config)
         if config.is_push and not request.link.takes_records:
-            refuse_consumer("consumers deliver at the port of nats-server only")
+            reject_consumer("consumers deliver at the port of nats-server only")
         async with led.lock:
             runner = led.runners.get(config.name)
             if runner is None:
                 if body.action == "update":
-                    refuse(NO_CONSUMER)
+                    reject(NO_CONSUMER)
                 runner = await self._make(view, led, config)
             elif runner.config != config:
                 if body.action == "create":
-                    refuse(CONSUMER_EXISTS)
+                    reject(CONSUMER_EXISTS)
                 check_update(runner.config, config, is_bound=runner.is_bound)
                 await runner.reconfigure(config)
             info = await runner.info()
@@ -442,7 +442,7 @@ class ConsumerCalls:
         return request.answer(**msgspec.structs.asdict(info))
 
     def _check_target(self, view: JetStreamView, config: ConsumerConfig) -> None:
-        """Refuse a subject to which a push consumer may not deliver.
+        """Reject a subject to which a push consumer may not deliver.
 
         With access control only inboxes: a client could publish by a consumer where it may not.
         """
@@ -450,16 +450,16 @@ class ConsumerCalls:
         if not subject:
             return
         if self._leaf.is_restricted and not subject.startswith(INBOX_PREFIX):
-            refuse(INVALID_TARGET)
+            reject(INVALID_TARGET)
         if subject_matches(view.stream.config.subject, subject):
-            refuse(TARGET_CYCLE)
+            reject(TARGET_CYCLE)
 
     async def _make(
         self, view: JetStreamView, led: _LedConsumers, config: ConsumerConfig
     ) -> ConsumerRunner:
         """Make a consumer, and store it if it is durable."""
         if len(led.runners) >= CONSUMERS_MAX:
-            refuse(TOO_MANY_CONSUMERS)
+            reject(TOO_MANY_CONSUMERS)
         await self._api.caught_up(view)
         before, heads_to = await self._api.on_thread(start_of, led.partition, config), 0
         if config.deliver_policy == "last_per_subject":
@@ -481,7 +481,7 @@ class ConsumerCalls:
             self._removed(led, runner)
             await runner.close(DELETED)
             if isinstance(error, GroupInUseError):
-                refuse_consumer(error.message)
+                reject_consumer(error.message)
             raise
         return runner
 
@@ -507,14 +507,14 @@ class ConsumerCalls:
         return request.answer(success=True)
 
     async def _pause(self, request: ApiRequest) -> ApiReply:
-        """Let a consumer deliver nothing until a time; without one it goes on."""
+        """Pause a consumer until a time; without one it continues."""
         until = request.body(_PauseRequest).pause_until or ""
         until_ns = 0
         if is_asking(until):
             try:
                 until_ns = parse_time(until)
             except ValueError as error:
-                refuse_json(error)
+                reject_json(error)
         led = await self._of(request)
         async with led.lock:
             runner = _runner_in(led, request)
@@ -608,7 +608,7 @@ class ConsumerCalls:
             return
         led = self._led.get(view.partitions[0].name)
         if led is None or not led.is_loaded or not led.is_current(view):
-            # The first thing that a new leader hears of a consumer may be an acknowledgement.
+            # The first message that a new leader receives for a consumer may be an acknowledgement.
             if len(self._tasks) < EARLY_ACKS_MAX:
                 self._spawn(self._take_early(ack, reply, payload=payload, link=link))
             return
@@ -634,7 +634,7 @@ class ConsumerCalls:
         call = ApiCall("CONSUMER.INFO", ack.stream, ack.consumer)
         try:
             runner = await self._found(ApiRequest(call, b"", link))
-        except (StrandlineError, ApiRefusal) as error:
+        except (StrandlineError, ApiRejection) as error:
             logger.debug("an acknowledgement came too early, or too late: %s", error)
             return
         self._acknowledge(runner, ack, reply, payload=payload, link=link)
@@ -657,9 +657,9 @@ class ConsumerCalls:
 
         if body.pull is not None:
             runner.ack("ack", ack)
-            refusal = None if reply is None else self._pull(runner, reply, body.pull)
-            if refusal is not None and reply is not None:
-                link.deliver_with_headers(reply, b"", block=refusal.block)
+            rejection = None if reply is None else self._pull(runner, reply, body.pull)
+            if rejection is not None and reply is not None:
+                link.deliver_with_headers(reply, b"", block=rejection.block)
                 link.flush_answers()
         elif body.kind is not None:
             asked = answer if reply is not None else None

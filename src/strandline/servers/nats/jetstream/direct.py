@@ -11,7 +11,7 @@ import msgspec
 
 from strandline.broker.write_path.partition import Partition
 from strandline.servers.nats.jetstream.api import ApiReply, ApiRequest, JetStreamApi, status
-from strandline.servers.nats.jetstream.errors import BAD_REQUEST, refuse, refuse_json
+from strandline.servers.nats.jetstream.errors import BAD_REQUEST, reject, reject_json
 from strandline.servers.nats.jetstream.records import (
     StoredMessage,
     check_pattern,
@@ -113,14 +113,14 @@ class DirectBatches:
         """Send the messages that a request asks for; return the status at their end.
 
         Raises:
-            ApiRefusal: the request contradicts itself.
+            ApiRejection: the request contradicts itself.
         """
         if body.last_by_subj or (body.seq and body.start_time):
-            refuse(BAD_REQUEST)
+            reject(BAD_REQUEST)
         if body.multi_last:
             return await self._answer_multi_last(request, body, partition)
         if body.up_to_seq or body.up_to_time:
-            refuse(BAD_REQUEST)
+            reject(BAD_REQUEST)
         return await self._answer_next(request, body, partition)
 
     async def _answer_next(
@@ -152,7 +152,7 @@ class DirectBatches:
         for pattern in patterns:
             check_pattern(pattern)
         if body.up_to_seq and body.up_to_time:
-            refuse(BAD_REQUEST)
+            reject(BAD_REQUEST)
         stop: int = partition.last_stable_offset
         if body.up_to_seq:
             stop = min(stop, body.up_to_seq)
@@ -178,10 +178,10 @@ def offset_at_time(partition: Partition, text: str, *, after_ns: int = 0) -> int
     """Return the offset of the first message stored at a time or later.
 
     Raises:
-        ApiRefusal: it is not a time.
+        ApiRejection: it is not a time.
     """
     try:
         time_ns = parse_time(text)
     except ValueError as error:
-        refuse_json(error)
+        reject_json(error)
     return partition.offset_for_timestamp(TimestampNs(time_ns + after_ns))

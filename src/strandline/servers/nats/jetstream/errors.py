@@ -26,8 +26,8 @@ class ApiError(msgspec.Struct, frozen=True):
     description: str
 
 
-class ApiRefusal(Exception):  # noqa: N818  the error is what it carries
-    """The refusal of a request; it never leaves this package.
+class ApiRejection(Exception):  # noqa: N818  the error is what it carries
+    """An error that rejects a request; it never leaves this package.
 
     Args:
         error: the answer.
@@ -66,13 +66,13 @@ API_LEVEL: Final = ApiError(412, 10185, "JetStream minimum api level required")
 UNAVAILABLE: Final = ApiError(503, 10008, "JetStream system temporarily unavailable")
 
 
-def refuse(error: ApiError, detail: str = "") -> NoReturn:
-    """Refuse a request; ``detail`` follows the error's own text.
+def reject(error: ApiError, detail: str = "") -> NoReturn:
+    """Reject a request; ``detail`` follows the error's own text.
 
     Raises:
-        ApiRefusal: always.
+        ApiRejection: always.
     """
-    raise ApiRefusal(detailed(error, detail))
+    raise ApiRejection(detailed(error, detail))
 
 
 def detailed(error: ApiError, detail: str) -> ApiError:
@@ -83,31 +83,31 @@ def detailed(error: ApiError, detail: str) -> ApiError:
     return ApiError(error.code, error.err_code, text)
 
 
-def refuse_json(reason: object) -> NoReturn:
-    """Refuse a body that is not the JSON of a request.
+def reject_json(reason: object) -> NoReturn:
+    """Reject a body that is not the JSON of a request.
 
     Raises:
-        ApiRefusal: always.
+        ApiRejection: always.
     """
-    raise ApiRefusal(ApiError(400, 10025, f"invalid JSON: {reason}"[:DESCRIPTION_MAX]))
+    raise ApiRejection(ApiError(400, 10025, f"invalid JSON: {reason}"[:DESCRIPTION_MAX]))
 
 
-def refuse_config(text: str) -> NoReturn:
-    """Refuse a stream's configuration.
+def reject_config(text: str) -> NoReturn:
+    """Reject a stream's configuration.
 
     Raises:
-        ApiRefusal: always.
+        ApiRejection: always.
     """
-    raise ApiRefusal(ApiError(500, 10052, text[:DESCRIPTION_MAX]))
+    raise ApiRejection(ApiError(500, 10052, text[:DESCRIPTION_MAX]))
 
 
-def refuse_purge(text: str) -> NoReturn:
-    """Refuse a purge.
+def reject_purge(text: str) -> NoReturn:
+    """Reject a purge.
 
     Raises:
-        ApiRefusal: always.
+        ApiRejection: always.
     """
-    raise ApiRefusal(ApiError(500, 10110, text[:DESCRIPTION_MAX]))
+    raise ApiRejection(ApiError(500, 10110, text[:DESCRIPTION_MAX]))
 
 
 def api_error(error: StrandlineError) -> ApiError:

@@ -1,4 +1,4 @@
-"""How fast a consumer delivers: as its records were published, or so many bits a second.
+"""The pace of a consumer's deliveries: as its records were published, or at a bit rate.
 
 Rules: with the policy ``original`` the records that are there when the consumer begins to work come
 with the pauses between their publishes; those published later come at once. A limited rate may be

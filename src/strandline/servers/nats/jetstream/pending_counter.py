@@ -27,7 +27,7 @@ class PendingCounter:
         """Those that a consumer of the last record per subject begins with."""
 
     def refresh(self, after: int) -> int:
-        """Return how many records follow a sequence; reads only what is new. On a thread."""
+        """Return how many records follow a sequence; reads only new ones; on a thread."""
         if self.heads is None:
             return self._refresh(after)
         return self.heads.count_after(after) + self._refresh(max(after, self.heads.end))
@@ -37,7 +37,7 @@ class PendingCounter:
         first, end = max(after, partition.log_start_offset), partition.last_stable_offset
         if not self._patterns:
             return self._counter.count(partition, first, end) if first < end else 0
-        if partition.retention is not None:  # what was counted may be replaced since
+        if partition.retention is not None:  # counted records may have been replaced since
             return count_matching(partition, first, end, patterns=self._patterns)
         if first != self._from or end < self._to:
             self._from = self._to = first

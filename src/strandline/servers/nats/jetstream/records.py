@@ -25,9 +25,9 @@ from strandline.servers.nats.ingest import KEY_HEADER
 from strandline.servers.nats.jetstream.errors import (
     BAD_REQUEST,
     UNAVAILABLE,
-    ApiRefusal,
+    ApiRejection,
     detailed,
-    refuse,
+    reject,
 )
 from strandline.servers.nats.jetstream.times import format_time
 from strandline.types import Offset
@@ -37,7 +37,7 @@ SEARCH_BYTES_MAX: Final = 256 << 20
 SUBJECTS_PER_PAGE: Final = 100_000
 PORTION_BYTES: Final = 256 << 10
 PORTIONS: Final = 64
-"""So many are read at once if no record in them matches."""
+"""How many are read at once if no record in them matches."""
 COLUMNS: Final = ["offset", "timestamp", "subject", "key", "value", "headers"]
 
 
@@ -63,19 +63,19 @@ class StoredMessage(NamedTuple):
 
 
 def check_pattern(pattern: str) -> None:
-    """Refuse what is neither a subject nor a pattern of subjects.
+    """Reject a text that is neither a subject nor a pattern of subjects.
 
     Raises:
-        ApiRefusal: it is not.
+        ApiRejection: it is not.
     """
     try:
         validate_subject(pattern, wildcards=True)
     except InvalidSubjectError as error:
-        refuse(BAD_REQUEST, error.message)
+        reject(BAD_REQUEST, error.message)
 
 
 def message_at(partition: Partition, offset: int) -> StoredMessage | None:
-    """Return the record at an offset; None if there is none, or no longer."""
+    """Return the record at an offset, or None if it is not there or was removed."""
     if not partition.log_start_offset <= offset < partition.last_stable_offset:
         return None
     return _first(open_cursor(partition, offset, offset + 1, columns=COLUMNS))
@@ -85,7 +85,7 @@ def next_message(partition: Partition, offset: int, pattern: str = ">") -> Store
     """Return the first record at an offset or later whose subject matches.
 
     Raises:
-        ApiRefusal: none was found in as many bytes as may be read.
+        ApiRejection: none was found in as many bytes as may be read.
     """
     start, end = max(offset, partition.log_start_offset), partition.last_stable_offset
     if pattern == ">":
@@ -100,7 +100,7 @@ def last_message(partition: Partition, pattern: str = ">") -> StoredMessage | No
     """Return the newest record whose subject matches.
 
     Raises:
-        ApiRefusal: none was found in as many bytes as may be read.
+        ApiRejection: none was found in as many bytes as may be read.
     """
     if partition.retention is not None:
         return _last_kept(partition, partition.retention, pattern)
@@ -133,7 +133,7 @@ def _last_kept(
         message = message_at(partition, run.start)
         if message is not None:
             return message
-        before = run.start  # a newer one took its place just now, or it was purged
+        before = run.start  # a newer one has just replaced it, or it was purged
 
 
 def newest_offset(partition: Partition) -> Offset | None:
@@ -262,7 +262,7 @@ def tally_subjects(
         stop: below this offset; None: up to the end.
 
     Raises:
-        ApiRefusal: there is no index, and more to read than one request may.
+        ApiRejection: there is no index, and more to read than one request may.
     """
     search, budget = partition.find_runs(*patterns), SEARCH_BYTES_MAX // BATCH_BYTES
     if search is None:
@@ -288,8 +288,8 @@ def _tally_batch(tallies: dict[str, Tally], batch: pa.RecordBatch) -> None:
         tallies[subject] = Tally(before.records + 1, max(before.last, offset))
 
 
-def _too_much(what: str) -> ApiRefusal:
-    return ApiRefusal(detailed(UNAVAILABLE, f"{what}, and they have no subject index"))
+def _too_much(what: str) -> ApiRejection:
+    return ApiRejection(detailed(UNAVAILABLE, f"{what}, and they have no subject index"))
 
 
 def messages_of(batch: pa.RecordBatch) -> list[StoredMessage]:

@@ -1,4 +1,4 @@
-"""A consumer at work: it reads what its core wants, stores what the core decided, and delivers.
+"""Runs a consumer: reads what its core asks for, stores what the core decided, and delivers.
 
 Rules:
 - one task per consumer does everything in rounds. A round reads, delivers to waiting pulls, stores
@@ -35,7 +35,7 @@ from strandline.errors import StaleMemberError, StrandlineError, UnknownGroupErr
 from strandline.servers.nats.headers import VERSION_LINE, encode_headers
 from strandline.servers.nats.jetstream.consumer_config import ConsumerConfig
 from strandline.servers.nats.jetstream.consumer_info import ConsumerInfo, KeptConsumer, Position
-from strandline.servers.nats.jetstream.errors import ApiRefusal
+from strandline.servers.nats.jetstream.errors import ApiRejection
 from strandline.servers.nats.jetstream.pacing import Pacer
 from strandline.servers.nats.jetstream.pending_counter import PendingCounter
 from strandline.servers.nats.jetstream.records import StoredMessage, message_at, read_some
@@ -75,7 +75,7 @@ class RunnerHost(NamedTuple):
     keep: Callable[["ConsumerRunner"], Awaitable[None]]
     """Stores a durable consumer."""
     ended: Callable[["ConsumerRunner", str], None]
-    """A consumer has ended by itself, with this status for its pulls."""
+    """Called when a consumer ends itself, with this status for its pulls."""
 
 
 class _Outgoing(NamedTuple):
@@ -104,7 +104,7 @@ class ConsumerRunner:
         flow = FlowWindow() if kept.config.flow_control else None
         self.core = PullConsumer(kept.config.policy, kept.state, self._now_ms, flow=flow)
         self._flow_prefix = secrets.token_hex(2)
-        """Tells this runner's flow control requests from those of one before it."""
+        """Distinguishes this runner's flow control requests from those of an earlier one."""
         self.is_over = False
         self._is_begun = False
         self._pending = PendingCounter(partition, host.counter, kept.config.filters)
@@ -186,19 +186,19 @@ class ConsumerRunner:
         self._wake.set()
 
     def _stalled_headers(self, request: int) -> _StatusHeaders:
-        """Return what a heartbeat says of a flow control request that waits for its answer."""
+        """Return a heartbeat's headers about a flow control request that waits for its answer."""
         return (("Nats-Consumer-Stalled", self._flow_subject(request)),) if request else ()
 
     def _flow_subject(self, request: int) -> str:
         return format_flow(self.stream, self.config.name, f"{self._flow_prefix}{request}")
 
     def begin(self) -> None:
-        """Let a push consumer deliver; before, its creator has to learn what is pending."""
+        """Let a push consumer deliver; its creator knows the number of pending messages by now."""
         self._is_begun = True
         self.interest_changed()
 
     def interest_changed(self) -> None:
-        """Some subjects have got receivers, or lost them."""
+        """Handle subjects that have gained or lost receivers."""
         if not self.config.is_push:
             self._drop_dead_pulls()
             return
@@ -208,7 +208,7 @@ class ConsumerRunner:
             self._rebind(is_bound=is_bound)
 
     def reconnected(self) -> None:
-        """The link is new: what was on its way may be lost, with requests for flow control."""
+        """Handle a new connection: messages and flow control requests under way may be lost."""
         if self.config.is_push:
             self._rebind(is_bound=False)
         self.interest_changed()
@@ -239,7 +239,7 @@ class ConsumerRunner:
         return self.config.deliver_subject.encode(), self.config.deliver_group.encode()
 
     async def reconfigure(self, config: ConsumerConfig) -> None:
-        """Go on with other settings; done when they are stored.
+        """Continue with other settings; returns when they are stored.
 
         Raises:
             StrandlineError: they may not be stored.
@@ -279,7 +279,7 @@ class ConsumerRunner:
         """Return the consumer as answers show it.
 
         Raises:
-            ApiRefusal: its records are not counted yet.
+            ApiRejection: its records are not counted yet.
         """
         state = self.kept.state
         async with self._round_lock:
@@ -316,7 +316,7 @@ class ConsumerRunner:
             except StaleMemberError:
                 self._end(LEADERSHIP_CHANGE)
                 return
-            except (StrandlineError, ApiRefusal) as error:
+            except (StrandlineError, ApiRejection) as error:
                 logger.warning("consumer %s of %s waits: %s", self.config.name, self.stream, error)
                 await asyncio.sleep(RETRY_S)
                 continue
@@ -327,7 +327,7 @@ class ConsumerRunner:
                 await self._rest()
 
     def _end(self, status: str) -> None:
-        """End by itself."""
+        """End the consumer."""
         self.is_over = True
         self._end_pulls(status)
         self._host.ended(self, status)
@@ -392,7 +392,7 @@ class ConsumerRunner:
             self._answers = answers + self._answers
             self.core.is_changed = True
             if self.config.ack_policy == "none":
-                self._send_all(effects, outgoing)  # else nobody would get them
+                self._send_all(effects, outgoing)  # else they would not be delivered
             raise
         for answer in answers:
             answer()
@@ -406,7 +406,7 @@ class ConsumerRunner:
             Whether there may be more at once.
 
         Raises:
-            StrandlineError, ApiRefusal: nothing can be read; what was decided before is decided.
+            StrandlineError, ApiRejection: nothing can be read; what was decided before is decided.
         """
         core, pending, size = self.core, -1, 0
         while len(outgoing) < ROUND_MESSAGES and size < ROUND_BYTES:
@@ -486,7 +486,7 @@ class ConsumerRunner:
         return self._fresh[0] if self._fresh else None
 
     async def _read(self, wanted: Wanted) -> tuple[StoredMessage | None, bool]:
-        """Return the message that is wanted, and if there is none whether that is the end."""
+        """Return the requested message, and if there is none whether that is the end."""
         if wanted.is_again:
             found = await self._host.on_thread(message_at, self.partition, wanted.sequence - 1)
             return cast("StoredMessage | None", found), False
@@ -515,7 +515,7 @@ class ConsumerRunner:
         self._fresh.extend(messages)
         if self._fresh:
             return self._fresh[0], False
-        # Nothing of what was passed over is ever delivered, so the position may follow.
+        # Skipped records are never delivered, so the position may follow.
         self.core.pass_over(self._read_to)
         self._pending.passed(self.kept.state.delivered_stream, 0)
         return None, self._read_to >= self.partition.last_stable_offset

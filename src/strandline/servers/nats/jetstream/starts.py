@@ -1,8 +1,8 @@
-"""Where new consumers begin; on threads, since files are read.
+"""Finds the position where a new consumer begins; on threads, since files are read.
 
 Rules: a consumer of the last record per subject begins with the newest record of each subject that
 there is, in their order, and goes on with all records published later. Which ones those are is not
-stored: a leader that goes on finds them again from where the log ended when the consumer was made.
+stored: a new leader finds them again from where the log ended when the consumer was made.
 """
 
 from array import array
@@ -48,7 +48,7 @@ def find_heads(partition: Partition, patterns: tuple[str, ...], end: int) -> Sub
     """Return the newest records up to a sequence of all subjects that match.
 
     Raises:
-        ApiRefusal: there is no index of subjects, and more to read than one request may.
+        ApiRejection: there is no index of subjects, and more to read than one request may.
     """
     tallies = tally_subjects(partition, *patterns, stop=end)
     newest = sorted(each.last + 1 for each in tallies.values())

@@ -14,7 +14,7 @@ from strandline.broker.write_path.partition import Partition
 from strandline.record.batch import read_header
 from strandline.record.decode import walk
 from strandline.record.visible import always_counts, visible_stretches
-from strandline.servers.nats.jetstream.errors import UNAVAILABLE, refuse
+from strandline.servers.nats.jetstream.errors import UNAVAILABLE, reject
 from strandline.servers.nats.jetstream.records import (
     message_at,
     newest_offset,
@@ -68,7 +68,7 @@ class RecordCounter:
         """Return the state of a partition.
 
         Raises:
-            ApiRefusal: its records are not counted yet; asking again goes on.
+            ApiRejection: its records are not counted yet; a repeated request continues.
         """
         start, end = partition.log_start_offset, partition.last_stable_offset
         state = StreamState(bytes=partition.log.size_bytes, last_seq=end)
@@ -87,7 +87,7 @@ class RecordCounter:
         """Return how many records readers see from ``start`` to ``end``.
 
         Raises:
-            ApiRefusal: they are not counted yet; asking again goes on.
+            ApiRejection: they are not counted yet; a repeated request continues.
         """
         if partition.retention is not None:
             return RetainedSearch(partition.retention, ()).count(start, end)[0]
@@ -105,7 +105,7 @@ class RecordCounter:
             if key not in self._known:
                 read += segment.size
                 if read > max(COUNT_BYTES_MAX, segment.size):
-                    refuse(UNAVAILABLE, "the records of a compacted stream are counted; ask again")
+                    reject(UNAVAILABLE, "the records of a compacted stream are counted; ask again")
                 if len(self._known) >= SEGMENTS_MAX:
                     self._known.clear()
                 self._known[key] = _count_segment(partition, segment)
@@ -131,6 +131,6 @@ def _count_segment(partition: Partition, segment: Segment) -> int:
         for piece in visible_stretches(memoryview(found.buffer), counts):
             count += sum(read_header(piece, at).record_count for at, _ in walk(piece))
         if found.next_offset <= offset:
-            break  # it was cut meanwhile
+            break  # it was truncated meanwhile
         offset = found.next_offset
     return count

@@ -1,7 +1,7 @@
 """Streams' settings, from JetStream's to ours and back. Pure.
 
-Rules: an answer says what is in force, not what was asked for. A setting that a stream here cannot
-have is refused by its name, unless it asks for nothing: zero, null, false and empty mean the same.
+Rules: an answer shows the effective settings, not the request's. A setting that a stream here
+cannot have is rejected by its name, unless it is empty: zero, null, false and empty mean the same.
 Settings that are always in force (``allow_direct``, ``deny_delete``, and with a limit for each
 subject ``allow_rollup_hdrs``) may be asked for or not.
 Unknown settings are ignored, as nats-server does outside of its strict mode.
@@ -14,7 +14,7 @@ import msgspec
 
 from strandline.broker.internal import is_internal
 from strandline.config import StreamConfig
-from strandline.servers.nats.jetstream.errors import NO_REPLICAS, refuse, refuse_config
+from strandline.servers.nats.jetstream.errors import NO_REPLICAS, reject, reject_config
 from strandline.servers.nats.jetstream.times import NS_PER_MS, ZERO_TIME, ms_of
 from strandline.servers.nats.jetstream.views import JetStreamView, shown_name
 
@@ -95,7 +95,7 @@ class StreamConfigRequest(msgspec.Struct, frozen=True):
 
 
 class JetStreamConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A stream's configuration as it is in force, in JetStream's words."""
+    """A stream's effective configuration, in JetStream's words."""
 
     name: str
     subjects: tuple[str, ...]
@@ -156,22 +156,22 @@ def stream_config(request: StreamConfigRequest, *, is_cluster: bool) -> StreamCo
     """Return the settings of a stream that a request asks for.
 
     Raises:
-        ApiRefusal: no stream here can be as asked; the error names the setting.
+        ApiRejection: no stream here can be as asked; the error names the setting.
     """
     _check_name(request.name)
     _check_supported(request)
     subjects = request.subjects or [request.name]
     if len(subjects) > 1:
-        refuse_config("a stream has one subject here, which may contain wildcards")
+        reject_config("a stream has one subject here, which may contain wildcards")
     [subject] = subjects
     if subject == ">" and not request.no_ack:
-        refuse_config("capturing all subjects requires no-ack to be true")
+        reject_config("capturing all subjects requires no-ack to be true")
     replicas = request.num_replicas or 1
     if replicas > 1 and not is_cluster:
-        refuse(NO_REPLICAS)
+        reject(NO_REPLICAS)
     age_ns = request.max_age or 0
     if 0 < age_ns < AGE_NS_MIN:
-        refuse_config("max age needs to be >= 100ms")
+        reject_config("max age needs to be >= 100ms")
     return StreamConfig(
         name=request.name.replace("=", "."),
         subject=subject,
@@ -189,43 +189,43 @@ def stream_config(request: StreamConfigRequest, *, is_cluster: bool) -> StreamCo
 
 def _check_name(name: str) -> None:
     if not _NAME.fullmatch(name) or len(name.encode()) > NAME_BYTES_MAX:
-        refuse_config(
+        reject_config(
             "stream name is required and can not contain '.', '*', '>', '\\', '/' or white space"
         )
     if ":" in name:
-        refuse_config("':' in a stream's name stands before the number of a partition")
+        reject_config("':' in a stream's name stands before the number of a partition")
     if is_internal(name):
-        refuse_config("stream names that begin with '__' are the broker's own")
+        reject_config("stream names that begin with '__' are the broker's own")
 
 
 def _check_supported(request: StreamConfigRequest) -> None:
     for field in UNSUPPORTED:
         if is_asking(getattr(request, field)):
-            refuse_config(f"{field} is not supported")
+            reject_config(f"{field} is not supported")
     if request.retention in ("interest", "workqueue"):
-        refuse_config(f"retention {request.retention} is not supported: acknowledged stays stored")
+        reject_config(f"retention {request.retention} is not supported: acknowledged stays stored")
     if request.storage == "memory":
-        refuse_config("storage memory is not supported: streams are files")
+        reject_config("storage memory is not supported: streams are files")
     if request.compression == "s2":
-        refuse_config("compression s2 is not supported")
+        reject_config("compression s2 is not supported")
     if (request.first_seq or 0) > 1:
-        refuse_config("first_seq is not supported")
+        reject_config("first_seq is not supported")
     if not _limit(request.max_msgs_per_subject):
         if request.allow_rollup_hdrs:
-            refuse_config("allow_rollup_hdrs needs max_msgs_per_subject")
+            reject_config("allow_rollup_hdrs needs max_msgs_per_subject")
         # nats.py asks for it whenever it creates a bucket. The answer says that it is not in force,
-        # and a publish with a TTL is refused.
+        # and a publish with a TTL is rejected.
         if request.allow_msg_ttl:
-            refuse_config("allow_msg_ttl is not supported")
+            reject_config("allow_msg_ttl is not supported")
     for field in ("max_msg_size", "max_consumers"):
         if _limit(getattr(request, field)):
-            refuse_config(f"{field} is not supported")
+            reject_config(f"{field} is not supported")
     is_limited = any(map(_limit, (request.max_msgs, request.max_bytes)))
     if request.discard == "new" and is_limited:
-        refuse_config("discard new is not supported: the oldest records are deleted")
+        reject_config("discard new is not supported: the oldest records are deleted")
     for name in request.metadata or ():
         if not name.startswith(OWN_METADATA):
-            refuse_config("metadata is not supported")
+            reject_config("metadata is not supported")
 
 
 def is_asking(value: object) -> bool:
@@ -246,7 +246,7 @@ def _window_ns(request: StreamConfigRequest) -> int:
     if not window_ns:
         return min(WINDOW_NS, age_ns or WINDOW_NS)
     if age_ns and window_ns > age_ns:
-        refuse_config("duplicates window can not be larger then max age")
+        reject_config("duplicates window can not be larger then max age")
     return window_ns
 
 

@@ -1,4 +1,4 @@
-"""The operations on streams of the JetStream API: what is answered to each."""
+"""The stream operations of the JetStream API."""
 
 import asyncio
 from typing import Annotated, Any, Final
@@ -42,10 +42,10 @@ from strandline.servers.nats.jetstream.errors import (
     SUBJECTS_OVERLAP,
     UNAVAILABLE,
     ApiError,
-    ApiRefusal,
-    refuse,
-    refuse_config,
-    refuse_purge,
+    ApiRejection,
+    reject,
+    reject_config,
+    reject_purge,
 )
 from strandline.servers.nats.jetstream.records import (
     SUBJECTS_PER_PAGE,
@@ -203,7 +203,7 @@ class StreamCalls:
         """Return the state of a stream; other brokers are asked for partitions they lead.
 
         Raises:
-            ApiRefusal: one of them does not answer.
+            ApiRejection: one of them does not answer.
         """
         if all(partition.is_led for partition in view.partitions):
             await self._api.caught_up(view)
@@ -223,7 +223,7 @@ class StreamCalls:
         """Return the state of a stream, or None if it cannot be had now."""
         try:
             return await self._state(view)
-        except (ApiRefusal, UnavailableError, UnknownStreamError):
+        except (ApiRejection, UnavailableError, UnknownStreamError):
             return None  # the answer names it as missing, as JetStream does
 
     async def _state_elsewhere(self, view: JetStreamView) -> StreamState:
@@ -234,7 +234,7 @@ class StreamCalls:
                 answer = await self._api.ask_others(subject)
             return msgspec.json.decode(answer or b"", type=_StateAnswer).state
         except (TimeoutError, DisconnectedError, *UNDECODABLE):
-            refuse(UNAVAILABLE, f"the broker that leads {view.name} does not answer")
+            reject(UNAVAILABLE, f"the broker that leads {view.name} does not answer")
 
     async def _info(self, request: ApiRequest) -> ApiReply:
         body = request.body(_InfoRequest)
@@ -244,7 +244,7 @@ class StreamCalls:
         if body.subjects_filter:
             check_pattern(body.subjects_filter)
             if not view.is_exact:
-                refuse(BAD_REQUEST, _several(view))
+                reject(BAD_REQUEST, _several(view))
             tallies = await self._api.on_thread(
                 tally_subjects, view.partitions[0], body.subjects_filter
             )
@@ -263,7 +263,7 @@ class StreamCalls:
         if changed_settings(
             jetstream_config(existing.stream.config, existing), jetstream_config(config)
         ):
-            refuse(STREAM_EXISTS)
+            reject(STREAM_EXISTS)
         state = await self._state(existing)
         return request.answer(**self._shown(existing, state), did_create=True)
 
@@ -271,24 +271,24 @@ class StreamCalls:
         """Return the settings that a request asks for."""
         body = request.body(StreamConfigRequest)
         if body.name != request.call.stream:
-            refuse(STREAM_MISMATCH)
+            reject(STREAM_MISMATCH)
         config = stream_config(body, is_cluster=self._config.cluster.is_on)
         bucket = config.name.removeprefix("KV_")
         is_bucket = bucket != config.name and config.subject == f"$KV.{bucket}.>"
         if self._config.auth.enabled and is_reserved(config.subject) and not is_bucket:
             # The permission to ask covers every subject but NATS' own, and a bucket's own.
-            refuse_config(f"subject {config.subject!r} is NATS' own")
+            reject_config(f"subject {config.subject!r} is NATS' own")
         return config
 
     def _check_overlap(self, config: StreamConfig) -> None:
-        """Refuse a stream that another one would acknowledge publishes to, too."""
+        """Reject a stream whose subjects another one acknowledges, too."""
         if self._broker.routes.answering_beside(Stream(config, 0, [])):
-            refuse(SUBJECTS_OVERLAP)
+            reject(SUBJECTS_OVERLAP)
 
     async def _make(self, config: StreamConfig) -> JetStreamView:
         brokers = self._broker.image.brokers.values()
         if brokers and config.replicas > sum(each.may_take_replicas for each in brokers):
-            refuse(NO_PEERS)
+            reject(NO_PEERS)
         try:
             return JetStreamView(await self._broker.create_stream(config), 0)
         except StreamExistsError:  # somebody else's request came first
@@ -300,7 +300,7 @@ class StreamCalls:
         before = jetstream_config(view.stream.config, view)
         changed = changed_settings(before, jetstream_config(config))
         if changed:
-            refuse_config(
+            reject_config(
                 f"stream configuration update can not change {', '.join(changed)}: the settings of "
                 "a stream are fixed when it is created"
             )
@@ -309,9 +309,9 @@ class StreamCalls:
     async def _delete(self, request: ApiRequest) -> ApiReply:
         view = self._api.find(request.call.stream)
         if view is None:
-            refuse(STREAM_NOT_FOUND)
+            reject(STREAM_NOT_FOUND)
         if view.is_exact and len(view.stream.partitions) > 1:
-            refuse(
+            reject(
                 BAD_REQUEST, f"delete {JetStreamView(view.stream).name}, with all its partitions"
             )
         await self._broker.delete_stream(view.stream.name)
@@ -322,9 +322,9 @@ class StreamCalls:
         body = request.body(_PurgeRequest)
         view = self._api.view(request)
         if body.seq and body.keep:
-            refuse(BAD_REQUEST)
+            reject(BAD_REQUEST)
         if not view.is_exact:
-            refuse_purge(_several(view))
+            reject_purge(_several(view))
         [partition] = view.partitions
         await self._api.caught_up(view)
         if body.filter:
@@ -344,7 +344,7 @@ class StreamCalls:
     async def _purge_some(self, partition: Partition, body: _PurgeRequest) -> int:
         """Remove records of some subjects; return how many."""
         if partition.retention is None:
-            refuse_purge("a filter is supported in streams with max_msgs_per_subject only")
+            reject_purge("a filter is supported in streams with max_msgs_per_subject only")
         pattern, end = body.filter or ">", partition.last_stable_offset
         below = min(body.seq - 1, end) if body.seq else end
         await self._api.on_thread(partition.retention.catch_up, end)
@@ -367,7 +367,7 @@ class StreamCalls:
 
     async def _delete_message(self, request: ApiRequest) -> ApiReply:
         self._api.view(request)
-        raise ApiRefusal(ApiError(500, 10057, "messages cannot be deleted"))
+        raise ApiRejection(ApiError(500, 10057, "messages cannot be deleted"))
 
     async def _get_direct(self, request: ApiRequest) -> ApiReply:
         subject = request.call.subject
@@ -382,7 +382,7 @@ class StreamCalls:
         """Return the partition of a request, once all that was acknowledged is known here."""
         view = self._api.view(request)
         if not view.is_exact:
-            refuse(BAD_REQUEST, _several(view))
+            reject(BAD_REQUEST, _several(view))
         await self._api.caught_up(view)
         [partition] = view.partitions
         return partition
@@ -391,7 +391,7 @@ class StreamCalls:
         """Return the message that a request asks for.
 
         Raises:
-            ApiRefusal: there is none, or the request contradicts itself.
+            ApiRejection: there is none, or the request contradicts itself.
         """
         partition = await self._partition(request)
         match body:
@@ -407,9 +407,9 @@ class StreamCalls:
             case GetRequest(seq=int(sequence)) if sequence:
                 found = await self._api.on_thread(message_at, partition, sequence - 1)
             case _:
-                refuse(BAD_REQUEST)
+                reject(BAD_REQUEST)
         if found is None:
-            refuse(NO_MESSAGE)
+            reject(NO_MESSAGE)
         return found
 
 

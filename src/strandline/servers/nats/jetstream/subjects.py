@@ -1,4 +1,4 @@
-"""Subjects of the JetStream API: what is asked, and of which stream and consumer. Pure.
+"""Subjects of the JetStream API: the operation, and its stream and consumer. Pure.
 
 Rules: operations are told apart first, so a stream may have the name of one. A subject that is no
 operation known here, or lacks a name, is an operation without a name of its own.
@@ -26,7 +26,7 @@ class Operation(NamedTuple):
     takes_subject: bool = False
     """Whether a subject may follow the names."""
     answer: str = ""
-    """What its answer's type is named after, if not after the operation."""
+    """The name in its answer's type, if it is not the operation's."""
 
 
 class ApiCall(NamedTuple):
@@ -90,7 +90,7 @@ def format_ack(ack: AckSubject, *, time_ns: int, pending: int) -> str:
 
 
 def parse_ack(subject: str) -> AckSubject | None:
-    """Take the subject of an acknowledgement apart; None if it is none."""
+    """Parse the subject of an acknowledgement; None: it is not one."""
     tokens = subject.removeprefix(ACK_PREFIX).split(".")
     if len(tokens) != ACK_TOKENS:
         return None
@@ -106,7 +106,7 @@ def format_flow(stream: str, consumer: str, request: str) -> str:
 
 
 def parse_flow(subject: str) -> tuple[str, str] | None:
-    """Return the stream and consumer that an answer to flow control is for; None if it is none."""
+    """Return the stream and consumer that an answer to flow control is for, if it is one."""
     tokens = subject.removeprefix(FLOW_PREFIX).split(".")
     return (tokens[0], tokens[1]) if len(tokens) == FLOW_TOKENS else None
 

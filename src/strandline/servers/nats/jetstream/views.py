@@ -1,4 +1,4 @@
-"""Names of streams in the JetStream API, and what they stand for.
+"""Names of streams in the JetStream API, and the streams and partitions they stand for.
 
 A stream of one partition has its own name. One of several has its name, which stands for all of
 them, and ``name:0``, ``name:1`` and so on for each. JetStream allows no ``.`` in a name: it is
@@ -66,7 +66,7 @@ def split_name(name: str) -> tuple[str, int | None]:
 
 
 def view_of(stream: Stream, number: int | None) -> JetStreamView | None:
-    """Return the view of a stream that a client's name stands for; None if there is none."""
+    """Return the view of the stream that a client's name stands for, or None."""
     count = len(stream.partitions)
     if is_internal(stream.name):
         return None

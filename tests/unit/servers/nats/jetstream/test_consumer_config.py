@@ -13,7 +13,7 @@ from strandline.servers.nats.jetstream.consumer_config import (
     check_update,
     consumer_config,
 )
-from strandline.servers.nats.jetstream.errors import ApiRefusal
+from strandline.servers.nats.jetstream.errors import ApiRejection
 from strandline.servers.nats.jetstream.subjects import (
     ApiCall,
     format_ack,
@@ -91,7 +91,7 @@ def test_names_are_those_of_the_subject():
         (ApiCall("CONSUMER.CREATE", "S", "c", "a.b"), {"filter_subject": "a.c"}, 10131),
         (ApiCall("CONSUMER.CREATE", "S", "c", "a.b"), {"filter_subjects": ["a.b"]}, 10137),
     ):
-        with pytest.raises(ApiRefusal) as refused:
+        with pytest.raises(ApiRejection) as refused:
             asked(call, **settings)
         assert refused.value.error.err_code == number, settings
 
@@ -101,7 +101,7 @@ def test_every_setting_that_is_not_built_is_rejected(field):
     """By its name, unless it asks for nothing."""
     for value in (None, False, 0, "", [], "0001-01-01T00:00:00Z"):
         asked(**{field: value})
-    with pytest.raises(ApiRefusal, match=field):
+    with pytest.raises(ApiRejection, match=field):
         asked(**{field: "something"})
 
 
@@ -109,7 +109,7 @@ def test_what_is_fixed_cannot_be_updated():
     """The text names it as JetStream does."""
     before = asked(ack_policy="explicit")
     check_update(before, asked(ack_policy="explicit", max_deliver=9, filter_subject="a"))
-    with pytest.raises(ApiRefusal, match="ack policy can not be updated"):
+    with pytest.raises(ApiRejection, match="ack policy can not be updated"):
         check_update(before, asked(ack_policy="all"))
 
 
@@ -132,7 +132,7 @@ def test_any_configuration_is_settings_or_an_error(body):
             msgspec.json.encode({"config": body}), type=CreateConsumerRequest
         )
         config = consumer_config(ApiCall("CONSUMER.CREATE", "S", "c"), decoded, "x")
-    except (ValueError, ApiRefusal):
+    except (ValueError, ApiRejection):
         return
     assert msgspec.json.decode(msgspec.json.encode(config), type=ConsumerConfig) == config
     assert config.policy.ack_wait_ms > 0

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from strandline.config import StreamConfig
 from strandline.core.metadata.streams import check_stream_config
 from strandline.errors import StrandlineError
-from strandline.servers.nats.jetstream.errors import ApiRefusal
+from strandline.servers.nats.jetstream.errors import ApiRejection
 from strandline.servers.nats.jetstream.stream_config import (
     UNSUPPORTED,
     StreamConfigRequest,
@@ -64,7 +64,7 @@ def test_every_setting_that_is_not_built_is_rejected(field):
     for value in (None, False, 0, "", [], {}, {"inner": 0}):
         asked(name="S", **{field: value})
     for value in (True, 1, "x", [1], {"inner": 1}):
-        with pytest.raises(ApiRefusal, match=field):
+        with pytest.raises(ApiRejection, match=field):
             asked(name="S", **{field: value})
 
 
@@ -73,7 +73,7 @@ def test_every_setting_that_is_not_built_is_rejected(field):
 )
 def test_impossible_names_are_rejected(name):
     """As JetStream does, and those that stand for something here."""
-    with pytest.raises(ApiRefusal):
+    with pytest.raises(ApiRejection):
         asked(name=name)
 
 
@@ -100,6 +100,6 @@ def test_any_configuration_is_settings_or_an_error(body):
         request = msgspec.json.decode(msgspec.json.encode(body), type=StreamConfigRequest)
         config = stream_config(request, is_cluster=True)
         check_stream_config(config, is_cluster=True)
-    except (ValueError, ApiRefusal, StrandlineError):
+    except (ValueError, ApiRejection, StrandlineError):
         return
     assert changed_settings(jetstream_config(config), jetstream_config(config)) == []
