@@ -25,13 +25,7 @@ def test_a_new_broker_keeps_what_it_acknowledged_over_power_cuts(tmp_path, names
         try:
             for seed in (None, 1):
                 server.start()
-                with strandline.connect(server.flight) as client:
-                    if not values:
-                        client.create_stream("s", segment_bytes=64 << 10)
-                    assert stored(client) == values
-                    for number in range(20):
-                        values.append(b"%d " % number + bytes(10_000))
-                        client.append("s", values[-1])
+                append_more(server, values)
                 server.kill()
                 disk.cut(seed)
             server.start()
@@ -39,6 +33,17 @@ def test_a_new_broker_keeps_what_it_acknowledged_over_power_cuts(tmp_path, names
                 assert stored(client) == values
         finally:
             server.kill()
+
+
+def append_more(server, values):
+    """Append to the stream, made at first, after a look at what it has."""
+    with strandline.connect(server.flight) as client:
+        if not values:
+            client.create_stream("s", segment_bytes=64 << 10)
+        assert stored(client) == values
+        for number in range(20):
+            values.append(b"%d " % number + bytes(10_000))
+            client.append("s", values[-1])
 
 
 def stored(client):
