@@ -41,7 +41,8 @@ publisher's order, of how many. "Unreported" are lost ones that no error of the 
 
 - **kill -9**: the server, {ROUNDS} times under load.
 - **power cut**: the server and all it started, {ROUNDS} times; a FUSE file system drops what was
-  not synced. Any sync makes names durable, as on ext4.
+  not synced. Any sync makes names durable, as on ext4. What was there before the load is synced
+  first; what is written later only by the system itself, since a kernel waits 5 to 30 s with that.
 - **power cut, harsh**: the same, but a name is durable only when its directory was synced, and
   each unsynced page is kept or dropped by chance: the least that POSIX promises.
 - **flipped bit**: after a `kill -9`, one bit between the first and the last record of a file that
