@@ -34,12 +34,13 @@ BROKERS ?= 1
 KILL_TESTS := kill_rounds cluster_processes cluster_clients transactions_kill consumer_groups_kills
 KILL_SEED ?= $(SEED)
 MUTANT_SEED ?= 1
+FAULT_SEED ?= 1
 UNIT := api core encryption process reading record security storage client
 COUNT ?= 200
 MINUTES ?= 60
 
 .PHONY: help demo test unit check bench bench-cluster sim sim-mutants mutants fuzz kills chaos
-.PHONY: pipelines crash-pipelines dist
+.PHONY: pipelines crash-pipelines versus-faults dist
 .PHONY: docs setup format clean
 
 help: ## List these targets
@@ -93,6 +94,9 @@ kills: $(READY) ## Kill brokers -9 at random under load (KILLS=n KILL_SEED=n ARG
 
 chaos: $(READY) ## Break real clusters under load for minutes, and judge them (ARGS=--help)
 	@nice $(BIN)/python -m chaos --results benchmarks/results $(ARGS)
+
+versus-faults: $(READY) ## Do the same faults to us, JetStream, Redis, Kafka: what is lost? 10 min
+	@$(BIN)/python -m benchmarks.versus_faults --seed $(FAULT_SEED) $(ARGS)
 
 pipelines: $(READY) ## Run every pipeline file of the docs on Spark, twice where that matters
 	@PIPELINE_FILES=copy,transform,aggregate,merge,repartition,clean,load,parquet \

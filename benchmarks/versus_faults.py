@@ -24,7 +24,6 @@ from typing import Final
 from benchmarks import machine, report
 from benchmarks.faults.faults import FAULTS, FLIPS, ROUNDS, Outcome, run
 from benchmarks.faults.load import CONNECTIONS
-from benchmarks.faults.records import Verdict
 from benchmarks.faults.stores import STORES, Store
 from benchmarks.loadgen.build import BUILD_DIR
 from benchmarks.peers.process import fresh_dir
@@ -41,7 +40,8 @@ publisher's order, of how many. "Unreported" are lost ones that no error of the 
 
 - **kill -9**: the server, {ROUNDS} times under load.
 - **power cut**: the server and all it started, {ROUNDS} times; a FUSE file system drops what was
-  not synced. Any sync makes names durable, as on ext4.
+  not synced. Any sync makes names durable, as on ext4. What was there before the load is synced
+  first; what is written later only by the system itself, since a kernel waits 5 to 30 s with that.
 - **power cut, harsh**: the same, but a name is durable only when its directory was synced, and
   each unsynced page is kept or dropped by chance: the least that POSIX promises.
 - **flipped bit**: after a `kill -9`, one bit between the first and the last record of a file that
@@ -192,12 +192,9 @@ def main() -> int:
     with fresh_dir(words.data_root, NAME) as folder:
         outcomes = run_all(words, folder)
     print(f"\n{write(outcomes, words, found)}")
-    ours = Verdict()
-    for each in outcomes:
-        if each.system.startswith(OURS):
-            ours.add(each.verdict)
     broken = [f"{each.system}, {each.fault}: {cell(each)}" for each in outcomes if is_broken(each)]
-    print("\n".join(broken) or f"Strandline kept its promises over {ours.acked:,} acks")
+    if broken:
+        print("Strandline broke a promise:", *broken, sep="\n")
     return 1 if broken else 0
 
 

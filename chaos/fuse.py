@@ -6,8 +6,9 @@ not ask again. The kernel keeps no unsynced write back, except those of shared m
 arrives here before its system call returns. Our own threads must never touch the mounted files.
 
 Run as a program (`python -m chaos.fuse BACKING MOUNT NAMES`), it reads commands from stdin, one a
-line: ``cut`` or ``cut SEED`` drops what is unsynced, mounts again, and prints what was lost.
-The end of stdin unmounts. Layouts: include/uapi/linux/fuse.h, protocol 7.31.
+line: ``sync`` makes everything durable; ``cut`` or ``cut SEED`` drops what is unsynced, mounts
+again, and prints what was lost. The end of stdin unmounts. Layouts: include/uapi/linux/fuse.h,
+protocol 7.31.
 """
 
 import contextlib
@@ -324,6 +325,9 @@ class _Mounted:
                 self._serve_one()
             elif (words := next(commands, None)) is None:
                 return
+            elif words == ["sync"]:
+                self._files.sync_all()
+                print("{}", flush=True)
             else:
                 poll.unregister(self._device)
                 self._cut(words)

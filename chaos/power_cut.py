@@ -55,10 +55,17 @@ class PowerCutDisk:
         Args:
             seed: drop each unsynced page of a synced range by this chance; by default drop all.
         """
+        return Dropped(**self._command("cut" if seed is None else f"cut {seed}"))
+
+    def sync(self) -> None:
+        """Make everything durable that is there now."""
+        self._command("sync")
+
+    def _command(self, line: str) -> dict[str, int]:
         assert self._process.stdin is not None
-        self._process.stdin.write("cut\n" if seed is None else f"cut {seed}\n")
+        self._process.stdin.write(f"{line}\n")
         self._process.stdin.flush()
-        return Dropped(**_answer(self._process))
+        return _answer(self._process)
 
 
 def _answer(process: "subprocess.Popen[str]") -> dict[str, int]:

@@ -192,6 +192,11 @@ class UnsyncedFiles:
             self.inodes[each].synced_entries = dict(self.inodes[each].entries)
         self._renamed -= set(synced)
 
+    def sync_all(self) -> None:
+        """Make everything durable, as a kernel does by itself within half a minute."""
+        for number in list(self.inodes):
+            self.sync(number)
+
     def cut(self, seed: int | None = None) -> Dropped:
         """Return to what was synced.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -33,7 +34,7 @@ PROGRESS_TIMEOUT_S: Final = 20.0
 FULL_S: Final = 6.0
 LEFT_BYTES: Final = 256 << 10
 """Space that is left when a disk is filled."""
-READ_TRIES_S: Final = 10.0
+READ_TRIES_S: Final = 40.0
 NOTE_LENGTH: Final = 160
 
 
@@ -104,7 +105,7 @@ def _cut(trial: Trial, names: Names, *, chance: bool) -> None:
             dropped = disk.cut(trial.seed + number if chance else None)
             pages, lost_names = pages + dropped.pages, lost_names + dropped.names
 
-        _rounds(trial, disk.path, lose)
+        _rounds(trial, disk.path, lose, before=disk.sync)
     trial.outcome.note(f"dropped {pages} unsynced pages and {lost_names} names")
 
 
@@ -181,10 +182,24 @@ def _loaded(trial: Trial, data: Path) -> Iterator[tuple[Store, FaultLoad]]:
         yield store, FaultLoad(Ledger(Payloads(trial.seed)), store.appender)
 
 
-def _rounds(trial: Trial, data: Path, strike: Callable[[Store, int], None]) -> None:
-    """Strikes under load and starts again, several times; then judges."""
+def _rounds(
+    trial: Trial,
+    data: Path,
+    strike: Callable[[Store, int], None],
+    *,
+    before: Callable[[], None] = lambda: None,
+) -> None:
+    """Strikes under load and starts again, several times; then judges.
+
+    Args:
+        trial: the system.
+        data: its directory.
+        strike: the fault; gets the number of the round.
+        before: called once, when the system serves and has stored nothing yet.
+    """
     choice = random.Random(trial.seed)
     with _loaded(trial, data) as (store, load):
+        before()
         with load.running():
             started = _progresses(trial, load)
             for number in range(ROUNDS):
@@ -202,7 +217,8 @@ def _start(trial: Trial, store: Store) -> bool:
         store.start()
     except StartError as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
-        trial.outcome.note(f"does not start: {lines[-1] if lines else error}")
+        causes = [line for line in lines if re.search("error|exception|bad ", line, re.IGNORECASE)]
+        trial.outcome.note(f"does not start: {(causes or lines)[-1]}")
         store.kill()
         return False
     return True

@@ -42,6 +42,8 @@ from benchmarks.peers.system import Ack
 
 START_TIMEOUT_S: Final = 40.0
 READ_TIMEOUT_S: Final = 30.0
+API_TIMEOUT_S: Final = 3.0
+"""A server of JetStream that has no leader yet does not answer."""
 PAGE: Final = 500
 OF_ONE_SERVER: Final = "done to one server; of three, only the flipped bit"
 QUICK_START: Final = "-XX:TieredStopAtLevel=1"
@@ -310,7 +312,7 @@ class JetStreamStore(Store):
     def read(self) -> Stored:
         """Gets every sequence number between the stream's first and last."""
         found = Stored()
-        with NatsRequests(LOOPBACK, self._port, READ_TIMEOUT_S) as requests:
+        with NatsRequests(LOOPBACK, self._port, API_TIMEOUT_S) as requests:
             info = requests.request("$JS.API.STREAM.INFO.BENCH0", b"")
             if "error" in info:
                 found.notes.append(f"reported: {info['error']['description']}")

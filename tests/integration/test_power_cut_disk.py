@@ -11,7 +11,7 @@ from contextlib import ExitStack
 import pytest
 
 from chaos.power_cut import power_cut_disk, unavailable_reason
-from chaos.unsynced import Names
+from chaos.unsynced import Dropped, Names
 
 
 @pytest.fixture
@@ -121,6 +121,16 @@ def test_shared_mappings_work_and_msync_makes_them_durable(disk):
         assert path.read_bytes()[4096:4100] == b"lost"
         disk.cut()
     assert path.read_bytes() == b"kept" + bytes(8188)
+
+
+def test_everything_can_be_synced_at_once(disk_with):
+    """Contents and names, whatever else they need."""
+    disk = disk_with(Names.POSIX)
+    (disk.path / "inner").mkdir()
+    (disk.path / "inner" / "file").write_bytes(b"content")
+    disk.sync()
+    assert disk.cut() == Dropped()
+    assert (disk.path / "inner" / "file").read_bytes() == b"content"
 
 
 def test_a_seeded_cut_keeps_some_unsynced_pages_and_repeats(disk):
