@@ -150,7 +150,7 @@ def rejections(loads, monkeypatch):
     def refusing(self, window_ms):
         if left[0]:
             left[0] -= 1
-            raise StillLoadingError("message ids are still read back from the log; retry")
+            raise StillLoadingError("message ids are still being loaded from the log; retry")
         load(self, window_ms)
 
     monkeypatch.setattr(duplicates.Duplicates, "_load_window", refusing)

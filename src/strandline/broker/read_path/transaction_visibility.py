@@ -294,7 +294,7 @@ class PartitionTransactions:
         """Return the error while the index is being loaded; None once complete. Any thread."""
         if not self.is_loading:
             return None
-        return StillLoadingError("transactions are still read back from the log; retry")
+        return StillLoadingError("transactions are still being loaded from the log; retry")
 
     # Writers
 

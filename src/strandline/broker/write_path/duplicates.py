@@ -100,7 +100,7 @@ class HeldAppends:
 
     def _still_loading(self) -> StillLoadingError:
         return StillLoadingError(
-            f"message ids of stream {self._stream} are still read back from the log; retry"
+            f"message ids of stream {self._stream} are still being loaded from the log; retry"
         )
 
 

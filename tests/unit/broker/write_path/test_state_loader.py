@@ -257,7 +257,7 @@ async def test_transactions_are_read_back_on_a_thread(
     await until(lambda: "meanwhile" in answers.acks)
     assert (partition.high_watermark, partition.last_stable_offset) == (5, 0)
     assert not partition.knows_end
-    with pytest.raises(StillLoadingError, match="transactions are still read back"):
+    with pytest.raises(StillLoadingError, match="transactions are still being loaded"):
         partition.read(4, 1 << 20)
     await mark(partition, answers, MarkerKind.COMMIT, theirs, "too early")
     add(partition, answers, "early", theirs)
