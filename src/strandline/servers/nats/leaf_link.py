@@ -21,6 +21,7 @@ import msgspec
 
 from strandline.errors import UNDECODABLE, UnavailableError
 from strandline.servers.nats.backpressure import NO_TRANSPORT
+from strandline.servers.nats.inboxes import is_private
 from strandline.servers.nats.server_link import (
     HANDSHAKE_TIMEOUT_S,
     Login,
@@ -200,10 +201,9 @@ class LeafClient:
         self.on_connected: Callable[[], None] = _ignore
         self.on_writable: Callable[[], None] = _ignore
 
-    @property
-    def is_restricted(self) -> bool:
-        """Whether the server lets it send to inboxes only."""
-        return self._login is not None
+    def may_send(self, subject: bytes) -> bool:
+        """Return whether the server lets it send there: with a login to private inboxes only."""
+        return self._login is None or is_private(subject)
 
     @property
     def knows_interest(self) -> bool:
@@ -304,8 +304,11 @@ class LeafClient:
         return not self._interest.keys().isdisjoint(_patterns(inbox))
 
     def is_subscribed(self, subject: bytes, queue: bytes = b"") -> bool:
-        """Return whether somebody subscribes to exactly a subject, as a queue group if named."""
-        return queue in self._interest.get(subject, ())
+        """Return whether somebody subscribes to exactly a subject, as a queue group if named.
+
+        Not if nothing may be sent there, as for a consumer that is older than access control.
+        """
+        return self.may_send(subject) and queue in self._interest.get(subject, ())
 
     def has_lost(self, inbox: bytes) -> bool:
         """Return whether an inbox has lost its receiver a moment ago and has none now."""
@@ -359,9 +362,12 @@ class LeafClient:
 
 
 def _patterns(subject: bytes) -> set[bytes]:
-    """Return the patterns that clients subscribe to, to receive what is sent to an inbox."""
+    """Return the patterns that clients subscribe to, to receive what is sent to an inbox.
+
+    Not ``>``: it is subscribed to for other reasons, and would keep every pull alive.
+    """
     tokens = subject.split(b".")
-    found = {subject, b">"}
+    found = {subject}
     if len(tokens) > 1:
         found.add(b".".join((*tokens[:-1], b"*")))
     found.update(b".".join((*tokens[:count], b">")) for count in range(1, len(tokens)))

@@ -70,6 +70,8 @@ async def test_interest_comes_and_goes(leaf):
     assert not client.has_lost(b"_INBOX.b")
     link.data_received(b"PING\r\n")
     assert len(changes) == 3
+    link.data_received(b"LS- _INBOX.b\r\nLS+ >\r\n")
+    assert client.has_lost(b"_INBOX.b"), "who subscribes to everything does not wait for it"
 
 
 async def test_settling_waits_until_the_server_has_what_was_sent(leaf):
@@ -184,3 +186,11 @@ def test_any_bytes_cost_the_connection_at_most(chunks):
         link.connection_lost(None)
 
     asyncio.run(feed())
+
+
+async def test_with_a_login_it_sends_to_private_inboxes_only():
+    """A consumer that delivers elsewhere, made before access control, has no receivers."""
+    client = LeafClient("strandline-1", lambda: ("127.0.0.1", 1), login=lambda _: {})
+    for subject in (b"_INBOX.a", b"_INBOX_PRIVATE.shop.a", b"news"):
+        client.interest_came(subject)
+        assert client.is_subscribed(subject) is (subject == b"_INBOX_PRIVATE.shop.a")

@@ -52,6 +52,7 @@ from strandline.servers.nats.jetstream.errors import (
     CONSUMER_NOT_FOUND,
     INVALID_TARGET,
     NO_CONSUMER,
+    PUBLIC_INBOX,
     STREAM_MISMATCH,
     TARGET_CYCLE,
     TOO_MANY_CONSUMERS,
@@ -97,7 +98,6 @@ ADOPT_INTERVAL_S: Final = 0.25
 NAMES_PER_PAGE: Final = 1024
 CONSUMERS_PER_PAGE: Final = 256
 BATCH_MAX: Final = 1 << 20
-INBOX_PREFIX: Final = "_INBOX."
 ELSEWHERE: Final = "409 Consumers deliver at the port of nats-server only"
 EARLY_ACKS_MAX: Final = 1_000
 """Acknowledgements that wait until consumers are loaded; the messages of others come again."""
@@ -423,9 +423,9 @@ class ConsumerCalls:
         made_up = secrets.token_hex(4)
         config = consumer_config(request.call, body, made_up)
         view = self._api.view(request)
-        self._check_target(view, config)
         if config.is_push and not request.link.takes_records:
             reject_consumer("consumers deliver at the port of nats-server only")
+        self._check_target(view, config)
         async with led.lock:
             runner = led.runners.get(config.name)
             if runner is None:
@@ -444,13 +444,14 @@ class ConsumerCalls:
     def _check_target(self, view: JetStreamView, config: ConsumerConfig) -> None:
         """Reject a subject to which a push consumer may not deliver.
 
-        With access control only inboxes: a client could publish by a consumer where it may not.
+        With access control only private inboxes: everybody may subscribe to others, and a client
+        could publish by a consumer where it may not.
         """
         subject = config.deliver_subject
         if not subject:
             return
-        if self._leaf.is_restricted and not subject.startswith(INBOX_PREFIX):
-            reject(INVALID_TARGET)
+        if not self._leaf.may_send(subject.encode()):
+            reject(INVALID_TARGET, PUBLIC_INBOX.description)
         if subject_matches(view.stream.config.subject, subject):
             reject(TARGET_CYCLE)
 
@@ -559,6 +560,8 @@ class ConsumerCalls:
         """Let a consumer serve a pull; return an answer only if it does not."""
         if runner.config.is_push:
             return status("409 Consumer is push based")
+        if not self._leaf.may_send(inbox):
+            return status(f"{PUBLIC_INBOX.code} {PUBLIC_INBOX.description}")
         text = payload.strip()
         body = _NextRequest()
         if text.startswith(b"{"):
