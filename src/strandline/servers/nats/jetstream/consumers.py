@@ -561,7 +561,8 @@ class ConsumerCalls:
         if runner.config.is_push:
             return status("409 Consumer is push based")
         if not self._leaf.may_send(inbox):
-            return status(f"{PUBLIC_INBOX.code} {PUBLIC_INBOX.description}")
+            # Not 403: nats.js would wait for its heartbeats.
+            return status(f"400 Bad Request - {PUBLIC_INBOX.description}")
         text = payload.strip()
         body = _NextRequest()
         if text.startswith(b"{"):
