@@ -309,8 +309,9 @@ class PullConsumer:
             self._forget(sequence)
             self._expect_ack(sequence, now_ms + self.policy.wait_ms(record.deliveries))
         elif kind == "nak":
+            due_ms = now_ms + delay_ms
             self._forget(sequence)
-            self._expect_ack(sequence, now_ms + delay_ms)
+            self._expect_ack(sequence, due_ms)
             self._collect_due(now_ms)
         else:
             self._ack_one(sequence, record)

@@ -36,6 +36,7 @@ from strandline.servers.nats.headers import VERSION_LINE, encode_headers
 from strandline.servers.nats.jetstream.consumer_config import ConsumerConfig
 from strandline.servers.nats.jetstream.consumer_info import ConsumerInfo, KeptConsumer, Position
 from strandline.servers.nats.jetstream.errors import ApiRejection
+from strandline.servers.nats.jetstream.integers import INT64_MAX
 from strandline.servers.nats.jetstream.pacing import Pacer
 from strandline.servers.nats.jetstream.pending_counter import PendingCounter
 from strandline.servers.nats.jetstream.records import StoredMessage, message_at, read_some
@@ -139,7 +140,8 @@ class ConsumerRunner:
         """For how long nothing is delivered because somebody has paused it."""
         if not self.config.pause_until:
             return 0
-        return max(0, parse_time(self.config.pause_until) - self._host.clock.now_ns())
+        left_ns = parse_time(self.config.pause_until) - self._host.clock.now_ns()
+        return min(max(0, left_ns), INT64_MAX)  # clients read it as an int64
 
     def _new_pacer(self) -> Pacer:
         is_original = self.config.replay_policy == "original"
