@@ -20,7 +20,7 @@ import msgspec
 from simulation.transactions_groups import SimGroups
 from simulation.virtual_loop import LoopWorld, VirtualLoop
 from simulation.world import NetworkFaults, World
-from strandline.core.consumers.consumer import Pull
+from strandline.core.consumers.pulls import Pull
 from strandline.core.consumers.state import ConsumerState
 from strandline.core.coordinator_effects import Answer, Reject
 from strandline.core.groups import events as ev
@@ -353,6 +353,7 @@ class ConsumerHistory:
         inbox = b"_INBOX.%d" % self._names
         batch = 1 if self.is_busy else rng.randint(1, 5)
         self.inboxes[inbox] = batch
+        self._report_interest(inbox)
         expires_ms = self.world.now_ms + EXPIRES_MS
         pull = Pull(inbox, batch=batch, expires_ms=expires_ms, no_wait=rng.random() < 0.2)
         leader = self._somebody()
@@ -362,6 +363,7 @@ class ConsumerHistory:
 
     def _give_up(self, inbox: bytes) -> None:
         self.inboxes.pop(inbox, None)
+        self._report_interest(inbox)
 
     def _somebody(self) -> SimLeader:
         """Return the leader, or one before it that works on."""
@@ -447,9 +449,13 @@ class ConsumerHistory:
             self.inboxes[TO.encode()] = 0
         else:
             self.inboxes.pop(TO.encode(), None)
+        self._report_interest(TO.encode())
+
+    def _report_interest(self, inbox: bytes) -> None:
+        """An inbox has gained or lost its receiver."""
         for leader in self.leaders:
             if leader.is_alive and leader.runner is not None and not leader.runner.is_over:
-                leader.runner.interest_changed()
+                leader.runner.interest_changed({inbox})
 
     def happen(self) -> None:
         """Something goes wrong, now and then."""

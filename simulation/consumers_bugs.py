@@ -44,7 +44,7 @@ CONSUMER_BUGS: Final = (
     SourceRewrite(
         "a refused record does not come again",
         f"{_CORE}.ack",
-        "self._expect_ack(sequence, now_ms + delay_ms)",
+        "self._expect_ack(sequence, due_ms)",
         "pass",
     ),
     SourceRewrite(
@@ -77,8 +77,8 @@ CONSUMER_BUGS: Final = (
     SourceRewrite(
         "acknowledging all before leaves one behind",
         f"{_CORE}._ack_all",
-        "pending <= sequence]",
-        "pending < sequence]",
+        "next(iter(state.pending))) <= sequence",
+        "next(iter(state.pending))) < sequence",
     ),
     SourceRewrite(
         "the floor passes what is pending",

@@ -10,7 +10,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from strandline.core.consumers.consumer import (
     ENDLESS,
     ConsumerPolicy,
-    Pull,
     PullConsumer,
     Wanted,
 )
@@ -21,6 +20,7 @@ from strandline.core.consumers.effects import (
     SendHeartbeat,
 )
 from strandline.core.consumers.flow import WINDOW_BYTES_FIRST, WINDOW_BYTES_MAX, FlowWindow
+from strandline.core.consumers.pulls import Pull
 from strandline.core.consumers.state import ConsumerState, decode_state, encode_state
 from strandline.errors import InvalidRecordError
 

@@ -19,7 +19,7 @@ import msgspec
 from strandline.api.groups import GROUPS_STREAM
 from strandline.broker.coordinators.consumers import ConsumerStore
 from strandline.broker.write_path.partition import Partition
-from strandline.core.consumers.consumer import Pull
+from strandline.core.consumers.pulls import Pull
 from strandline.core.consumers.state import ConsumerState
 from strandline.errors import (
     UNDECODABLE,
@@ -342,9 +342,9 @@ class ConsumerCalls:
         for led in self._led.values():
             yield from led.runners.values()
 
-    def _interest_changed(self) -> None:
+    def _interest_changed(self, changed: Collection[bytes]) -> None:
         for runner in self._every_runner():
-            runner.interest_changed()
+            runner.interest_changed(changed)
 
     def _reconnected(self) -> None:
         for runner in self._every_runner():

@@ -4,7 +4,7 @@ from typing import Final
 
 import msgspec
 
-from strandline.core.consumers.consumer import Pull
+from strandline.core.consumers.pulls import Pull
 from strandline.errors import UNDECODABLE
 from strandline.servers.nats.jetstream.consumer_config import ConsumerConfig
 from strandline.servers.nats.jetstream.integers import Int64

@@ -15,14 +15,14 @@ import asyncio
 import logging
 import secrets
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any, Final, NamedTuple, cast
 
 import msgspec
 
 from strandline.broker.write_path.partition import Partition
 from strandline.clock import Clock
-from strandline.core.consumers.consumer import ENDLESS, AckKind, Pull, PullConsumer, Wanted
+from strandline.core.consumers.consumer import ENDLESS, AckKind, PullConsumer, Wanted
 from strandline.core.consumers.effects import (
     DeliverRecord,
     Effect,
@@ -31,6 +31,7 @@ from strandline.core.consumers.effects import (
     SendHeartbeat,
 )
 from strandline.core.consumers.flow import FlowWindow
+from strandline.core.consumers.pulls import Pull
 from strandline.errors import StaleMemberError, StrandlineError, UnknownGroupError
 from strandline.servers.nats.headers import VERSION_LINE, encode_headers
 from strandline.servers.nats.jetstream.consumer_config import ConsumerConfig
@@ -49,6 +50,7 @@ from strandline.servers.nats.jetstream.times import (
     ms_of,
     parse_time,
 )
+from strandline.servers.nats.jetstream.waiting_inboxes import WaitingInboxes
 from strandline.servers.nats.leaf_link import LeafClient
 from strandline.servers.tasks import end_task, start_task
 
@@ -115,8 +117,7 @@ class ConsumerRunner:
         self._read_to = -1
         """The offset to read on from; -1: unknown."""
         self._answers: list[Answer] = []
-        self._seen: set[bytes] = set()
-        """Inboxes of pulls that were seen to have a receiver."""
+        self._inboxes = WaitingInboxes(host.leaf, self.core.pulls)
         self._pacer = self._new_pacer()
         self._due_ms = 0.0
         """Before this time the next record must not be delivered."""
@@ -160,6 +161,7 @@ class ConsumerRunner:
         if self._host.leaf.has_lost(inbox):
             return
         self._send_all(self.core.pull(pull, self._now_ms), [])
+        self._inboxes.add(inbox)
         self._wake.set()
 
     def ack(
@@ -199,15 +201,23 @@ class ConsumerRunner:
         self._is_begun = True
         self.interest_changed()
 
-    def interest_changed(self) -> None:
-        """Handle subjects that have gained or lost receivers."""
+    def interest_changed(self, changed: Collection[bytes] | None = None) -> None:
+        """Handle subjects that have gained or lost receivers; None: any may have."""
         if not self.config.is_push:
-            self._drop_dead_pulls()
+            self._drop_dead_pulls(changed)
             return
         subject, queue = self._push_target
         is_bound = self._is_begun and self._host.leaf.is_subscribed(subject, queue)
         if is_bound != self.is_bound:
             self._rebind(is_bound=is_bound)
+
+    def _drop_dead_pulls(self, changed: Collection[bytes] | None) -> None:
+        if not self._host.leaf.knows_interest or not self.core.pulls:
+            return
+        for inbox in self._inboxes.lost(changed):
+            self.core.drop_pull(inbox)
+            self._used_ms = self._now_ms
+            self._wake.set()  # else nobody notices when the threshold of inactivity is over
 
     def reconnected(self) -> None:
         """Handle a new connection: messages and flow control requests under way may be lost."""
@@ -376,8 +386,8 @@ class ConsumerRunner:
             UnknownGroupError: the consumer was deleted.
             StrandlineError: the partition cannot be read, or the state not be stored now.
         """
-        if not self.config.is_push:
-            self._drop_dead_pulls()
+        if self.core.pulls:
+            self._used_ms = self._now_ms  # also if the last pull ends in this round
         # What does not depend on this round's deliveries does not wait for the disk.
         self._send_all(self.core.tick(self._now_ms), [])
         answers, self._answers = self._answers, []
@@ -536,19 +546,6 @@ class ConsumerRunner:
         """Return how many bytes a message counts for a pull's limit."""
         subject = len(message.subject.encode()) + len(self.stream) + len(self.config.name) + 40
         return subject + len(message.block) + len(message.payload)
-
-    def _drop_dead_pulls(self) -> None:
-        leaf = self._host.leaf
-        if not leaf.knows_interest:
-            return
-        for pull in list(self.core.pulls):
-            inbox = pull.token
-            assert isinstance(inbox, bytes), "pulls are named by their inboxes"
-            if leaf.has_interest(inbox):
-                self._seen.add(inbox)
-            elif inbox in self._seen or leaf.has_lost(inbox):
-                self.core.drop_pull(inbox)
-        self._seen &= {cast("bytes", pull.token) for pull in self.core.pulls}
 
     def _send_all(self, effects: list[Effect], outgoing: list[_Outgoing]) -> None:
         records = iter(outgoing)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strandline.core.consumers.consumer import Pull
+from strandline.core.consumers.pulls import Pull
 from strandline.servers.nats.jetstream.consumer_config import ConsumerConfig
 from strandline.servers.nats.jetstream.integers import INT64_MAX
 from strandline.servers.nats.jetstream.pull_requests import parse_pull
