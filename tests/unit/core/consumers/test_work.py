@@ -12,9 +12,9 @@ from strandline.core.consumers.consumer import ConsumerPolicy, PullConsumer
 from strandline.core.consumers.pulls import TIMERS_MIN, Pull
 from strandline.core.consumers.state import ConsumerState, decode_state, encode_state
 
-FEW, MANY = 200, 3_200
+FEW, MANY = 100, 800
 GROWTH_MAX = 1.5
-"""A heap's steps grow with the logarithm; a step that looks at everything grows 16-fold."""
+"""A heap's steps grow with the logarithm; a step that looks at everything grows 8-fold."""
 
 
 def instructions(action):
