@@ -36,7 +36,7 @@ Eight publishers, each with one record of 200 to 2,000 bytes under way; what the
 is compared with what is read back at the end. Where the system recognizes an id (`Nats-Msg-Id`, an
 idempotent producer), a record without an answer is sent again. A cell has the acknowledged records
 that were lost (not there), altered (other bytes), doubled (copies too many) or out of their
-publisher's order, of how many. "Unreported" are lost ones that no error of the system told of.
+publisher's order, of how many. "Unreported" are lost ones of which no error told the reader.
 
 - **kill -9**: the server, {ROUNDS} times under load.
 - **power cut**: the server and all it started, {ROUNDS} times; a FUSE file system drops what was

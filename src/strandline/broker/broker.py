@@ -274,7 +274,8 @@ class Broker(BrokerBase):
                 await self.quiesce()
                 if offset <= target.log_end_offset:
                     raise OffsetOutOfRangeError(
-                        f"{target.name} ends at {target.log_end_offset}: {offset} is not beyond"
+                        f"offset {offset} is not beyond the end of {target.name}, which is "
+                        f"{target.log_end_offset}; give a higher one"
                     )
                 await self._restart_log(target, offset)
             finally:

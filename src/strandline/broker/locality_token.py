@@ -12,7 +12,7 @@ FILE_NAME = "local-reads.proof"
 
 
 class LocalityToken(NamedTuple):
-    """A token file and its contents; empty if the disk had no room for it."""
+    """The path of a token file and its text, which is empty if the file could not be written."""
 
     path: Path
     text: str

@@ -339,9 +339,9 @@ def _watch(
             first = stranded[0]
             raise UnavailableError(
                 f"no broker can take {len(left)} partitions, such as {first.stream}/"
-                f"{first.partition}: add a broker, or, where brokers may open no more files, raise "
-                "that with 'ulimit -n' (systemd: LimitNOFILE) and start them again; the partitions "
-                "then move without another command"
+                f"{first.partition}: add a broker; or, if brokers have reached the limit of open "
+                "files, raise it with 'ulimit -n' (systemd: LimitNOFILE) and restart them. Then "
+                "the partitions move without another command"
             )
         time.sleep(POLL_S)
 

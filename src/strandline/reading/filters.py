@@ -41,7 +41,7 @@ class RecordFilter:
         return not self.columns
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the requested rows; a batch that has no others is returned as it is."""
+        """Return the rows that pass the filters; if all pass, the batch itself."""
         masks = []
         if self._pattern is not None:
             masks.append(self._subject_mask(batch.column("subject")))

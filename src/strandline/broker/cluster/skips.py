@@ -82,7 +82,8 @@ class Skips:
         # Check again each time: another leader may have accepted records meanwhile.
         if offset <= target.log_end_offset:
             raise OffsetOutOfRangeError(
-                f"{target.name} ends at {target.log_end_offset}: {offset} is not beyond"
+                f"offset {offset} is not beyond the end of {target.name}, which is "
+                f"{target.log_end_offset}; give a higher one"
             )
         try:
             outcome = await self._operations.outcome(command)

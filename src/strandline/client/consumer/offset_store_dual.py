@@ -1,7 +1,7 @@
 """Two offset stores at once, for a migration from one to the other and back.
 
-While members are restarted one by one, some use the old store alone and some both; so each commit
-of the new ones goes to both:
+Members are restarted one by one, so for a while some use the old store alone and others both. A
+member that uses both commits to both:
 
 1. every member uses ``DualOffsetStore(old, new, reads="old")``: the new store fills up;
 2. every member uses ``DualOffsetStore(old, new, reads="new")``: step 1 is still possible;

@@ -96,7 +96,11 @@ class TransactionIndex:
         return not (self._open or self._ended)
 
     def last_stable_offset(self, high_watermark: Offset) -> Offset:
-        """Return the last stable offset, before which no transaction is open."""
+        """Return the last stable offset.
+
+        It is where the oldest open transaction begins, or the high watermark if that is lower or
+        no transaction is open.
+        """
         for first in self._open.values():
             return min(first.first, high_watermark)
         return high_watermark
