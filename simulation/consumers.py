@@ -28,7 +28,7 @@ from strandline.errors import StrandlineError, UnavailableError
 from strandline.servers.nats.jetstream.ack_bodies import parse_ack_body
 from strandline.servers.nats.jetstream.consumer_config import ConsumerConfig
 from strandline.servers.nats.jetstream.consumer_info import KeptConsumer
-from strandline.servers.nats.jetstream.records import StoredMessage, message_at, read_some
+from strandline.servers.nats.jetstream.records import StoredMessage, messages_at, read_some
 from strandline.servers.nats.jetstream.runner import ConsumerRunner, RunnerHost
 from strandline.servers.nats.jetstream.subjects import AckSubject, parse_ack
 from strandline.types import PartitionName
@@ -178,9 +178,13 @@ class SimLeader:
 
     async def _on_thread(self, function: Callable[..., Any], *args: Any) -> Any:
         await asyncio.sleep(self.world.rng.uniform(0, 2e-3))
-        if function is message_at:
-            partition, offset = args
-            return next(iter(partition.messages(offset, offset + 1)), None)
+        if function is messages_at:
+            partition, offsets = args
+            return {
+                message.sequence: message
+                for offset in offsets[:READ_AT_ONCE]
+                for message in partition.messages(offset, offset + 1)
+            }
         if function is read_some:
             partition, start, _ = args
             found = partition.messages(start, start + READ_AT_ONCE)

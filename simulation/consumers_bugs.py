@@ -16,19 +16,19 @@ _RUNNER = "strandline.servers.nats.jetstream.runner:ConsumerRunner"
 CONSUMER_BUGS: Final = (
     SourceRewrite(
         "a record is sent before its delivery is stored",
-        f"{_RUNNER}._round",
+        f"{_RUNNER}._commit",
         "if self.is_durable:",
         "if not self.is_durable:",
     ),
     SourceRewrite(
         "an acknowledgement is answered before it is stored",
-        f"{_RUNNER}._round",
+        f"{_RUNNER}._commit",
         "answers, self._answers = self._answers, []",
         "answers, self._answers = [each() or each for each in self._answers], []",
     ),
     SourceRewrite(
         "a broker that leads no longer answers repeated acknowledgements",
-        f"{_RUNNER}._round",
+        f"{_RUNNER}._commit",
         "if self.core.is_changed or answers:",
         "if self.core.is_changed:",
     ),

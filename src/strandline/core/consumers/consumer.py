@@ -17,12 +17,14 @@ Invariants: those of ``ConsumerState``; no record is both due again and not pend
 pending records does not exceed the policy's limit. ``check`` asserts them.
 
 It reads no records and has no clock. The caller finds the record that ``wanted`` names, reports its
-size (``deliver``) or that it does not exist (``skip``, ``exhausted``), and sends the effects after
-the state is stored.
+size (``deliver``) or that it does not exist (``skip``, ``exhausted``), sends the effects after the
+state is stored, and reports each record that was sent (``sent``).
 """
 
 import heapq
+import math
 from collections import OrderedDict
+from itertools import islice
 from typing import Final, Literal, NamedTuple
 
 from strandline.core.consumers.effects import (
@@ -103,7 +105,7 @@ class PullConsumer:
         """Whether the state has changed since the caller last reset this."""
         self.pulls = PullQueue()
         self._due: dict[int, float] = {}
-        """By sequence of pending records: when they are delivered again."""
+        """By sequence of pending records: when they are delivered again; infinite: not sent yet."""
         self._timers: list[tuple[float, int]] = []
         """The same as a heap, which may have outdated entries."""
         self._again: OrderedDict[int, None] = OrderedDict()
@@ -168,7 +170,7 @@ class PullConsumer:
         if not self.pulls:
             return effects
         pull = self.pulls.popleft()
-        effects.append(self._send(pull, sequence, now_ms))
+        effects.append(self._send(pull, sequence))
         pull.served += 1
         pull.left -= 1
         pull.beat_due_ms = now_ms + pull.heartbeat_ms
@@ -182,7 +184,7 @@ class PullConsumer:
             effects.append(RequestFlowControl(pull.token, self.flow.request))
         return effects
 
-    def _send(self, pull: Pull, sequence: int, now_ms: float) -> DeliverRecord:
+    def _send(self, pull: Pull, sequence: int) -> DeliverRecord:
         state = self.state
         state.delivered_consumer += 1
         record = state.pending.get(sequence)
@@ -200,9 +202,19 @@ class PullConsumer:
         if self.policy.acks == "none":
             state.floor_stream, state.floor_consumer = sequence, state.delivered_consumer
         else:
-            self._expect_ack(sequence, now_ms + self.policy.wait_ms(record.deliveries))
+            self._due[sequence] = math.inf  # until it is sent
         self.is_changed = True
         return DeliverRecord(pull.token, sequence, state.delivered_consumer, record.deliveries)
+
+    def sent(self, sequence: int, now_ms: float) -> None:
+        """Begin to wait for a record's acknowledgement: its delivery is stored, and sent."""
+        if self._due.get(sequence) == math.inf:
+            wait_ms = self.policy.wait_ms(self.state.pending[sequence].deliveries)
+            self._expect_ack(sequence, now_ms + wait_ms)
+
+    def due(self, limit: int) -> list[int]:
+        """Return the first records that are due for redelivery, in order."""
+        return list(islice(self._again, limit))
 
     def skip(self, sequence: int) -> None:
         """Drop a pending record that no longer exists."""
@@ -331,7 +343,8 @@ class PullConsumer:
         heapq.heappush(self._timers, (due_ms, sequence))
         if len(self._timers) > TIMERS_MIN + 2 * len(self._due):
             # Acknowledged records stay in the heap until their time; drop them if they are most.
-            self._timers = [(due_ms, sequence) for sequence, due_ms in self._due.items()]
+            timers = ((due_ms, sequence) for sequence, due_ms in self._due.items())
+            self._timers = [each for each in timers if each[0] != math.inf]
             heapq.heapify(self._timers)
 
     def _forget(self, sequence: int) -> None:

@@ -34,6 +34,8 @@ class Bench:
         self.policy = ConsumerPolicy(**policy)
         self.consumer = PullConsumer(self.policy, state or ConsumerState(), self.now_ms, flow=flow)
         self.gone = set()
+        self.is_stored = True
+        """Whether deliveries are stored at once, and sent."""
 
     def push(self, heartbeat_ms=0):
         """Let the consumer push: somebody receives now."""
@@ -56,6 +58,9 @@ class Bench:
             else:
                 effects += self.consumer.deliver(wanted.sequence, size, self.now_ms)
             self.consumer.check()
+        if self.is_stored:
+            for sequence, _, _ in sent(effects):
+                self.consumer.sent(sequence, self.now_ms)
         return effects
 
     def ack(self, sequence, kind="ack", *, consumer_sequence=0, delay_ms=0):
