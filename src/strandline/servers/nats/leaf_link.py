@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final, cast
 
 import msgspec
@@ -194,10 +194,11 @@ class LeafClient:
         self._output: list[bytes] = []
         self._interest: dict[bytes, set[bytes]] = {}
         """Subject or pattern → the queue groups that receive it; empty: a plain subscription."""
-        self._is_interest_new = False
+        self._changed: set[bytes] = set()
+        """Subjects and patterns that have gained or lost receivers and are not reported yet."""
         self._gone: OrderedDict[bytes, None] = OrderedDict()
         self.writable = asyncio.Event()
-        self.on_interest_changed: Callable[[], None] = _ignore
+        self.on_interest_changed: Callable[[Collection[bytes]], None] = _ignore
         self.on_connected: Callable[[], None] = _ignore
         self.on_writable: Callable[[], None] = _ignore
 
@@ -263,6 +264,7 @@ class LeafClient:
         self.writable.set()
         if self._first is not None and not self._first.done():
             self._first.set_result(None)
+        self._changed.clear()  # whoever hears of the connection looks at everything
         self.on_connected()
         try:
             await link.closed
@@ -279,13 +281,13 @@ class LeafClient:
         """Handle that a client subscribes to a subject or pattern."""
         self._interest.setdefault(subject, set()).add(queue)
         self._gone.pop(subject, None)
-        self._is_interest_new = True
+        self._changed.add(subject)
 
     def interest_went(self, subject: bytes = b"", queue: bytes = b"") -> None:
         """Handle that no client subscribes to it any longer, in a queue group if one is named."""
         queues = self._interest.get(subject, set())
         queues.discard(queue)
-        self._is_interest_new = True
+        self._changed.add(subject)
         if queues:
             return
         self._interest.pop(subject, None)
@@ -295,9 +297,9 @@ class LeafClient:
 
     def report_interest(self) -> None:
         """Call back once for all changes that came together; those of a handshake are not all."""
-        if self._is_interest_new and self.knows_interest:
-            self._is_interest_new = False
-            self.on_interest_changed()
+        if self._changed and self.knows_interest:
+            changed, self._changed = self._changed, set()
+            self.on_interest_changed(changed)
 
     def has_interest(self, inbox: bytes) -> bool:
         """Return whether a client is known to receive an inbox."""
@@ -374,5 +376,5 @@ def _patterns(subject: bytes) -> set[bytes]:
     return found
 
 
-def _ignore() -> None:
+def _ignore(*_: object) -> None:
     """Do nothing, before a callback is set."""

@@ -1,7 +1,7 @@
 """The stream operations of the JetStream API."""
 
 import asyncio
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import msgspec
 
@@ -49,6 +49,7 @@ from strandline.servers.nats.jetstream.errors import (
     reject_config,
     reject_purge,
 )
+from strandline.servers.nats.jetstream.integers import Count
 from strandline.servers.nats.jetstream.records import (
     SUBJECTS_PER_PAGE,
     StoredMessage,
@@ -83,7 +84,7 @@ UNLIMITED_ACCOUNT: Final = {
     "max_bytes_required": False,
 }
 
-_Count = Annotated[int, msgspec.Meta(ge=0)] | None
+_Count = Count | None
 
 
 class _PageRequest(msgspec.Struct, frozen=True):
