@@ -20,7 +20,7 @@ import msgspec
 from simulation.transactions_groups import SimGroups
 from simulation.virtual_loop import LoopWorld, VirtualLoop
 from simulation.world import NetworkFaults, World
-from strandline.core.consumers.consumer import Pull
+from strandline.core.consumers.pulls import Pull
 from strandline.core.consumers.state import ConsumerState
 from strandline.core.coordinator_effects import Answer, Reject
 from strandline.core.groups import events as ev
@@ -28,7 +28,7 @@ from strandline.errors import StrandlineError, UnavailableError
 from strandline.servers.nats.jetstream.ack_bodies import parse_ack_body
 from strandline.servers.nats.jetstream.consumer_config import ConsumerConfig
 from strandline.servers.nats.jetstream.consumer_info import KeptConsumer
-from strandline.servers.nats.jetstream.records import StoredMessage, message_at, read_some
+from strandline.servers.nats.jetstream.records import StoredMessage, messages_at, read_some
 from strandline.servers.nats.jetstream.runner import ConsumerRunner, RunnerHost
 from strandline.servers.nats.jetstream.subjects import AckSubject, parse_ack
 from strandline.types import PartitionName
@@ -178,9 +178,13 @@ class SimLeader:
 
     async def _on_thread(self, function: Callable[..., Any], *args: Any) -> Any:
         await asyncio.sleep(self.world.rng.uniform(0, 2e-3))
-        if function is message_at:
-            partition, offset = args
-            return next(iter(partition.messages(offset, offset + 1)), None)
+        if function is messages_at:
+            partition, offsets = args
+            return {
+                message.sequence: message
+                for offset in offsets[:READ_AT_ONCE]
+                for message in partition.messages(offset, offset + 1)
+            }
         if function is read_some:
             partition, start, _ = args
             found = partition.messages(start, start + READ_AT_ONCE)
@@ -353,6 +357,7 @@ class ConsumerHistory:
         inbox = b"_INBOX.%d" % self._names
         batch = 1 if self.is_busy else rng.randint(1, 5)
         self.inboxes[inbox] = batch
+        self._report_interest(inbox)
         expires_ms = self.world.now_ms + EXPIRES_MS
         pull = Pull(inbox, batch=batch, expires_ms=expires_ms, no_wait=rng.random() < 0.2)
         leader = self._somebody()
@@ -362,6 +367,7 @@ class ConsumerHistory:
 
     def _give_up(self, inbox: bytes) -> None:
         self.inboxes.pop(inbox, None)
+        self._report_interest(inbox)
 
     def _somebody(self) -> SimLeader:
         """Return the leader, or one before it that works on."""
@@ -447,9 +453,13 @@ class ConsumerHistory:
             self.inboxes[TO.encode()] = 0
         else:
             self.inboxes.pop(TO.encode(), None)
+        self._report_interest(TO.encode())
+
+    def _report_interest(self, inbox: bytes) -> None:
+        """An inbox has gained or lost its receiver."""
         for leader in self.leaders:
             if leader.is_alive and leader.runner is not None and not leader.runner.is_over:
-                leader.runner.interest_changed()
+                leader.runner.interest_changed({inbox})
 
     def happen(self) -> None:
         """Something goes wrong, now and then."""

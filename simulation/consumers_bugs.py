@@ -16,19 +16,19 @@ _RUNNER = "strandline.servers.nats.jetstream.runner:ConsumerRunner"
 CONSUMER_BUGS: Final = (
     SourceRewrite(
         "a record is sent before its delivery is stored",
-        f"{_RUNNER}._round",
+        f"{_RUNNER}._commit",
         "if self.is_durable:",
         "if not self.is_durable:",
     ),
     SourceRewrite(
         "an acknowledgement is answered before it is stored",
-        f"{_RUNNER}._round",
+        f"{_RUNNER}._commit",
         "answers, self._answers = self._answers, []",
         "answers, self._answers = [each() or each for each in self._answers], []",
     ),
     SourceRewrite(
         "a broker that leads no longer answers repeated acknowledgements",
-        f"{_RUNNER}._round",
+        f"{_RUNNER}._commit",
         "if self.core.is_changed or answers:",
         "if self.core.is_changed:",
     ),
@@ -44,7 +44,7 @@ CONSUMER_BUGS: Final = (
     SourceRewrite(
         "a refused record does not come again",
         f"{_CORE}.ack",
-        "self._expect_ack(sequence, now_ms + delay_ms)",
+        "self._expect_ack(sequence, due_ms)",
         "pass",
     ),
     SourceRewrite(
@@ -77,8 +77,8 @@ CONSUMER_BUGS: Final = (
     SourceRewrite(
         "acknowledging all before leaves one behind",
         f"{_CORE}._ack_all",
-        "pending <= sequence]",
-        "pending < sequence]",
+        "next(iter(state.pending))) <= sequence",
+        "next(iter(state.pending))) < sequence",
     ),
     SourceRewrite(
         "the floor passes what is pending",

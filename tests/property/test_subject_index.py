@@ -16,7 +16,9 @@ from strandline.storage.subject_index import (
     encode_subjects,
 )
 
-TOKEN = st.sampled_from(["a", "b", "ab", "ä", "$KV", "_INBOX", "_INBOXES", "a-b", "(", "x" * 40])
+TOKEN = st.sampled_from(
+    ["a", "b", "ab", "ä", "$KV", "_INBOX", "_INBOXES", "_INBOX_PRIVATE", "a-b", "(", "x" * 40]
+)
 SUBJECT = st.lists(TOKEN, min_size=1, max_size=3).map(".".join)
 PATTERN = st.lists(TOKEN | st.just("*"), min_size=1, max_size=3).flatmap(
     lambda tokens: st.sampled_from([".".join(tokens), ".".join([*tokens, ">"]), ">"])

@@ -50,8 +50,11 @@ class Readable(Protocol):
     def last_stable_offset(self) -> Offset:
         """The end of a read."""
 
-    def read(self, offset: Offset, bytes_max: int) -> pa.Buffer:
-        """Whole batches from the one that holds ``offset``; empty if there is nothing to see."""
+    def read(self, offset: Offset, bytes_max: int, *, below: Offset | None = None) -> pa.Buffer:
+        """Return whole batches from the one that holds ``offset``; empty if nothing is visible.
+
+        A batch that begins at ``below`` or later is left out.
+        """
 
     def find_runs(self, pattern: str) -> RunFinder | None:
         """Return who knows where matching subjects are; None: every record has to be read."""
@@ -170,7 +173,7 @@ class Cursor(Generic[PartitionT]):
         partition = self.partition
         while True:
             try:
-                return partition.read(self.position, bytes_max)
+                return partition.read(self.position, bytes_max, below=self.end)
             except OffsetOutOfRangeError as error:
                 first = partition.log_start_offset
                 if self.position >= first:

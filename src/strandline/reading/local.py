@@ -93,7 +93,13 @@ class LocalPartition:
         self._next_offset = 0
         """Where the batches that were read end."""
 
-    def read(self, offset: Offset, bytes_max: int) -> pa.Buffer:
+    def read(
+        self,
+        offset: Offset,
+        bytes_max: int,
+        *,
+        below: Offset | None = None,  # noqa: ARG002  the files end where the read does
+    ) -> pa.Buffer:
         """Return the next whole batches, beginning with the one that contains ``offset``.
 
         Returns:

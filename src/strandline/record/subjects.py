@@ -2,8 +2,8 @@
 
 Rules: a subject is dot-separated tokens, none empty and none with white space; in a pattern ``*``
 stands for one token and a final ``>`` for one or more. A pattern whose first token is a wildcard
-does not match the reserved subjects (``_INBOX.…``, ``$…``), so that a stream bound to ``>`` does
-not store its own acknowledgements. Pure: must not know streams or connections.
+does not match the reserved subjects (``_INBOX.…``, ``_INBOX_PRIVATE.…``, ``$…``), so that a stream
+bound to ``>`` does not store its own acknowledgements. Pure: must not know streams or connections.
 """
 
 import itertools
@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 from strandline.errors import InvalidSubjectError
 
 SUBJECT_BYTES_MAX = 1024
-RESERVED_FIRST_TOKEN = re.compile(r"_INBOX$|\$")
+RESERVED_FIRST_TOKEN = re.compile(r"_INBOX(_PRIVATE)?$|\$")
 _FORBIDDEN = re.compile(r"[\x00-\x20\x7f]")
 
 TargetT = TypeVar("TargetT")
@@ -68,7 +68,7 @@ def _check_wildcards(shown: str, tokens: list[str], *, allowed: bool) -> None:
 
 
 def is_reserved(subject: str) -> bool:
-    """Whether the subject belongs to NATS itself (``_INBOX.…`` or ``$…``)."""
+    """Whether the subject belongs to NATS itself (an inbox, or ``$…``)."""
     return RESERVED_FIRST_TOKEN.match(subject.partition(".")[0]) is not None
 
 

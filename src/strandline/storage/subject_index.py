@@ -40,7 +40,7 @@ HEADER: Final = struct.Struct("<IIIIQQqqIIII")
 HEADER_BYTES: Final = 64
 CRC_FROM: Final = 8
 _PAIR: Final = struct.Struct("<II")
-_RESERVED: Final = r"^(\$|_INBOX(\.|$))"
+_RESERVED: Final = r"^(\$|_INBOX(_PRIVATE)?(\.|$))"
 
 Numbers = np.ndarray[Any, Any]
 

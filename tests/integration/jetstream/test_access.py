@@ -12,6 +12,8 @@ import strandline
 from strandline.testing.server import Server
 
 ADMIN_TOKEN = "an-administrator-in-tests-and-nowhere-else"
+ADMIN_INBOX = "_INBOX_PRIVATE.__admin"
+NS = 1_000_000_000
 REQUESTS = {
     "INFO": None,
     "STREAM.NAMES": None,
@@ -58,7 +60,7 @@ async def allowed(server, admin):
         for rule in rules:
             admin.access.grant(principal, *rule)
         token = admin.access.create_token(principal)
-        client = await nats.connect(server.nats_url, token=token, error_cb=_ignore)
+        client = await connect(server, token, f"_INBOX_PRIVATE.{principal}")
         clients.append(client)
 
         async def ask(operation, body):
@@ -80,6 +82,13 @@ async def allowed(server, admin):
     yield allowed
     for client in clients:
         await client.close()
+
+
+async def connect(server, token=ADMIN_TOKEN, inbox=ADMIN_INBOX, error_cb=None):
+    """Connect as stock clients do that receive records: with a private inbox prefix."""
+    return await nats.connect(
+        server.nats_url, token=token, inbox_prefix=inbox, error_cb=error_cb or _ignore
+    )
 
 
 async def _ignore(_):
@@ -126,7 +135,7 @@ async def test_a_consumer_needs_its_group_too(allowed):
 
 async def test_acknowledging_needs_the_group(server, admin, allowed):
     """A client without permission for the consumer cannot settle its messages."""
-    client = await nats.connect(server.nats_url, token=ADMIN_TOKEN)
+    client = await connect(server)
     js = client.jetstream()
     config = ConsumerConfig(durable_name="acked", ack_policy="explicit")
     await js.add_consumer("mine", config)
@@ -144,12 +153,13 @@ async def test_acknowledging_needs_the_group(server, admin, allowed):
     await client.close()
 
 
-async def test_a_push_consumer_delivers_to_inboxes_only(server, admin):
+async def test_a_push_consumer_delivers_to_private_inboxes_only(server, admin):
     """Else a client could publish by the broker where it may not. Flow control works."""
-    client = await nats.connect(server.nats_url, token=ADMIN_TOKEN)
+    client = await connect(server)
     js = client.jetstream()
-    with pytest.raises(js_errors.BadRequestError, match="invalid push consumer deliver subject"):
-        await js.add_consumer("mine", ConsumerConfig(name="bad", deliver_subject="other.a"))
+    for subject in ("other.a", "_INBOX.x", "_INBOX_PRIVATE", "_INBOX_PRIVATES.x"):
+        with pytest.raises(js_errors.BadRequestError, match=r"deliver subject.*private"):
+            await js.add_consumer("mine", ConsumerConfig(name="bad", deliver_subject=subject))
     await client.close()
     admin.access.grant("pushed", "read", "stream", "mine")
     admin.access.grant("pushed", "group", "group", "js/mine/*", "js/big/*")
@@ -163,7 +173,7 @@ async def test_a_push_consumer_delivers_to_inboxes_only(server, admin):
     async def keep(error):
         errors.append(str(error))
 
-    client = await nats.connect(server.nats_url, token=token, error_cb=keep)
+    client = await connect(server, token, "_INBOX_PRIVATE.pushed", keep)
     js = client.jetstream()
     sub = await js.subscribe("", durable="p", stream="mine")
     message = await sub.next_msg(timeout=10)
@@ -210,7 +220,7 @@ async def test_a_quota_of_requests_closes_the_api(allowed, admin):
 
 async def test_administrators_do_everything(server, admin):
     """Also create a stream; none on a subject of NATS' own."""
-    client = await nats.connect(server.nats_url, token=ADMIN_TOKEN)
+    client = await connect(server)
     js = client.jetstream()
     await js.add_stream(name="made", subjects=["made"])
     ack = await js.publish("made", b"x")
@@ -223,7 +233,7 @@ async def test_administrators_do_everything(server, admin):
 
 async def test_a_bucket_needs_its_stream_and_its_subject(server, admin):
     """Reading it is reading its stream, putting is publishing; other buckets stay closed."""
-    root = await nats.connect(server.nats_url, token=ADMIN_TOKEN)
+    root = await connect(server)
     for name in ("ours", "theirs"):
         bucket = await root.jetstream().create_key_value(bucket=name)
         await bucket.put("k", b"v")
@@ -231,7 +241,7 @@ async def test_a_bucket_needs_its_stream_and_its_subject(server, admin):
     for rule in rules:
         admin.access.grant("keeper", *rule)
     token = admin.access.create_token("keeper")
-    client = await nats.connect(server.nats_url, token=token)
+    client = await connect(server, token, "_INBOX_PRIVATE.keeper")
     js = client.jetstream(timeout=1)
     bucket = await js.key_value("ours")
     assert (await bucket.get("k")).value == b"v"
@@ -262,4 +272,169 @@ async def test_nobody_hears_the_requests_of_others(server, admin):
             await client.flush()
             await asyncio.sleep(0.02)
     assert "permissions violation" in errors[0].lower()
+    await client.close()
+
+
+async def _read_every_way(server, admin):
+    """Receive records by each request that carries some, as the administrator."""
+    client = await connect(server)
+    js = client.jetstream()
+    found = [await js.get_msg("secret", 1), await js.get_msg("secret", 1, direct=True)]
+    found.append(await client.request("$JS.API.DIRECT.GET.secret.secret.a", b""))
+    batch = await client.subscribe(client.new_inbox())
+    await client.publish("$JS.API.DIRECT.GET.secret", b'{"seq":1,"batch":1}', batch.subject)
+    found.append(await batch.next_msg(timeout=10))
+    pull = await js.pull_subscribe("", durable="read", stream="secret")
+    found += await pull.fetch(1, timeout=10)
+    await found[-1].ack_sync()
+    push = await js.subscribe("", queue="workers", stream="secret")
+    found.append(await push.next_msg(timeout=10))
+    bucket = await js.create_key_value(bucket="hidden")
+    await bucket.put("k", b"the secret")
+    found.append(await bucket.get("k"))
+    watch = await bucket.watch("k")
+    entry = await watch.updates(timeout=10)
+    assert [getattr(each, "data", None) or each.value for each in (*found, entry)] == [
+        b"the secret"
+    ] * (len(found) + 1)
+    await watch.stop()
+    await js.delete_consumer("secret", "read")
+    await js.delete_key_value("hidden")
+    await client.close()
+
+
+async def test_others_receive_no_records(server, admin):
+    """Neither from replies, nor from private inboxes, nor by a rule about all subjects."""
+    admin.create_stream("secret", subject="secret.>")
+    admin.append("secret", b"the secret", subject="secret.a")
+    admin.access.grant("eve", "publish", "subject", "unrelated")
+    rules = (">", "*.__admin.>", "_INBOX_PRIVATE.__admin.>", "$JS.>")
+    admin.access.grant("mallory", "read", "subject", *rules)
+    got, clients = [], []
+
+    async def keep(message):
+        got.append((message.subject, message.data))
+
+    patterns = ("_INBOX.>", "_INBOX_PRIVATE.>", f"{ADMIN_INBOX}.>", ">", "*.*.*", "*.__admin.>")
+    for name in ("eve", "mallory"):
+        token = admin.access.create_token(name)
+        client = await connect(server, token, f"_INBOX_PRIVATE.{name}")
+        clients.append(client)
+        for pattern in patterns:
+            await client.subscribe(pattern, cb=keep)
+            await client.subscribe(pattern, queue="workers", cb=keep)
+        await client.flush()
+    await _read_every_way(server, admin)
+    with_default = await nats.connect(server.nats_url, token=ADMIN_TOKEN)
+    await with_default.jetstream().stream_info("secret")
+    await with_default.close()
+    for client in clients:
+        await client.flush()
+    assert any(subject.startswith("_INBOX.") for subject, _ in got), "replies are still seen"
+    assert [each for each in got if b"the secret" in each[1] or ADMIN_INBOX in each[0]] == []
+    for client in clients:
+        await client.close()
+    admin.delete_stream("secret")
+
+
+async def _until_waiting(js, count):
+    """Wait until so many pulls of the consumer wait."""
+    async with asyncio.timeout(30):
+        while True:
+            if (await js.consumer_info("mine", "w")).num_waiting == count:
+                return
+            await asyncio.sleep(0.02)
+
+
+async def test_no_other_client_keeps_a_pull_alive(server, admin):
+    """A subscription to everybody's replies is not a receiver of a private inbox."""
+    admin.access.grant("eve", "publish", "subject", "unrelated")
+    eve = await nats.connect(server.nats_url, token=admin.access.create_token("eve"))
+    await eve.subscribe("_INBOX.>")
+    await eve.flush()
+    client = await connect(server)
+    js = client.jetstream()
+    await js.add_consumer("mine", ConsumerConfig(durable_name="w", filter_subject="mine.none"))
+    gone = await client.subscribe(client.new_inbox())
+    pull = b'{"batch":5,"expires":%d}' % (60 * NS)
+    await client.publish("$JS.API.CONSUMER.MSG.NEXT.mine.w", pull, gone.subject)
+    await _until_waiting(js, 1)
+    await gone.unsubscribe()
+    await _until_waiting(js, 0)
+    await js.delete_consumer("mine", "w")
+    await eve.close()
+    await client.close()
+
+
+async def test_records_are_not_sent_to_public_inboxes(server, admin):
+    """The rejection says what to set; it is JetStream's, so stock clients show it."""
+    client = await nats.connect(server.nats_url, token=ADMIN_TOKEN)
+    js = client.jetstream()
+    remedy = "set your client's inbox prefix to _INBOX_PRIVATE"
+    for direct in (False, True):
+        with pytest.raises(js_errors.APIError, match=remedy) as caught:
+            await js.get_msg("mine", 1, direct=direct)
+        assert caught.value.code == 403
+    for body in (b'{"seq":1,"batch":1}', b'{"multi_last":["mine.>"]}'):
+        answer = await client.request("$JS.API.DIRECT.GET.mine", body)
+        assert remedy in answer.headers["Description"]
+    config = ConsumerConfig(durable_name="public", ack_policy="explicit")
+    await js.add_consumer("mine", config)
+    sub = await js.pull_subscribe_bind("public", stream="mine")
+    with pytest.raises(js_errors.APIError, match=remedy) as caught:
+        await sub.fetch(1, timeout=10)
+    assert caught.value.code == 400
+    private = await connect(server)
+    mine = await private.jetstream().pull_subscribe_bind("public", stream="mine")
+    [message] = await mine.fetch(1, timeout=10)
+    answer = await client.request(message.reply, b"+NXT")
+    assert remedy in answer.headers["Description"]
+    info = await js.consumer_info("mine", "public")  # which carries no record
+    assert (info.num_waiting, info.num_ack_pending) == (0, 0)
+    with pytest.raises(js_errors.BadRequestError, match=remedy):
+        await js.subscribe("", stream="mine")
+    await js.delete_consumer("mine", "public")
+    await private.close()
+    await client.close()
+
+
+async def test_each_name_has_an_inbox_of_its_own(server, admin):
+    """A name with dots, spaces or wildcards is one token; acknowledgements go there, too."""
+    names = {
+        "svc": "_INBOX_PRIVATE.svc",
+        "svc.a": "_INBOX_PRIVATE.svc%2Ea",
+        "svc%2Ea": "_INBOX_PRIVATE.svc%252Ea",
+        "> *": "_INBOX_PRIVATE.%3E%20%2A",
+        "zoë": "_INBOX_PRIVATE.zo%C3%AB",
+    }
+    got, clients = {name: [] for name in names}, {}
+    for name, inbox in names.items():
+        admin.access.grant(name, "read", "stream", "mine")
+        admin.access.grant(name, "publish", "subject", "mine.>")
+        client = await connect(server, admin.access.create_token(name), inbox)
+        clients[name] = client
+
+        async def keep(message, to=got[name]):
+            to.append(message.subject)
+
+        for other in names.values():
+            await client.subscribe(f"{other}.>", cb=keep)
+        await client.flush()
+    for client in clients.values():
+        js = client.jetstream()
+        assert (await js.get_msg("mine", 1)).data == b"a record"
+        assert (await js.publish("mine.b", b"x")).stream == "mine"
+    for name, client in clients.items():
+        await client.flush()
+        await client.close()
+        assert got[name]
+        assert all(each.startswith(names[name] + ".") for each in got[name])
+
+
+async def test_the_ingest_listener_takes_the_same_inboxes(server, admin):
+    """One configuration of a client works at both ports."""
+    client = await nats.connect(server.ingest_url, token=ADMIN_TOKEN, inbox_prefix=ADMIN_INBOX)
+    js = client.jetstream()
+    assert (await js.publish("mine.b", b"x")).stream == "mine"
+    assert (await js.get_msg("mine", 1, direct=True)).data == b"a record"
     await client.close()

@@ -73,7 +73,9 @@ async def test_consumers_are_managed_there_and_deliver_at_nats_server(server, nc
     config = {"name": "p", "deliver_subject": "_INBOX.x"}
     body = {"stream_name": "cons", "config": config}
     assert (await Asker(nc).error("CONSUMER.CREATE.cons.p", body))[1] == 10012
-    other = await nats.connect(server.nats_url, token=ADMIN_TOKEN)
+    other = await nats.connect(
+        server.nats_url, token=ADMIN_TOKEN, inbox_prefix="_INBOX_PRIVATE.__admin"
+    )
     sub = await other.jetstream().pull_subscribe_bind("d", stream="cons")
     [message] = await sub.fetch(1, timeout=10)
     assert message.data == b"x"

@@ -79,6 +79,8 @@ MATCHES = [
     ("$app.*", "$app.x", True),
     ("a.>", "a._INBOX.x", True),
     (">", "_INBOXES.x", True),
+    (">", "_INBOX_PRIVATE.x.1", False),
+    (">", "_INBOX_PRIVATES.x", True),
 ]
 
 
@@ -111,7 +113,15 @@ def test_router_without_bindings_matches_nothing():
 
 @pytest.mark.parametrize(
     ("subject", "expected"),
-    [("_INBOX.a", True), ("$JS.API", True), ("_INBOX", True), ("INBOX.a", False), ("a.$b", False)],
+    [
+        ("_INBOX.a", True),
+        ("_INBOX_PRIVATE.a.b", True),
+        ("_INBOX_OTHER.a", False),
+        ("$JS.API", True),
+        ("_INBOX", True),
+        ("INBOX.a", False),
+        ("a.$b", False),
+    ],
 )
 def test_reserved_subjects(subject, expected):
     """NATS' own subjects are recognized by their first token."""

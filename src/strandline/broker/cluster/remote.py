@@ -63,7 +63,13 @@ class RemotePartition(Partition):
         self.remote_error = self._away = error
         self.set_write_error(error)
 
-    def read(self, offset: Offset, bytes_max: int) -> NoReturn:  # noqa: ARG002  nothing to read
+    def read(
+        self,
+        offset: Offset,  # noqa: ARG002  nothing to read
+        bytes_max: int,  # noqa: ARG002
+        *,
+        below: Offset | None = None,  # noqa: ARG002
+    ) -> NoReturn:
         """Redirect the reader.
 
         Raises:

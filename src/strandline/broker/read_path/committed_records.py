@@ -156,11 +156,16 @@ class CommittedRecords:
         index = self.transaction_index
         return 0 if index is None else index.hidden_between(start, stop)
 
-    def read(self, offset: Offset, bytes_max: int) -> pa.Buffer:
+    def read(self, offset: Offset, bytes_max: int, *, below: Offset | None = None) -> pa.Buffer:
         """Whole batches from the one that holds ``offset``, up to the stable offset.
 
         Committed batches: none that a transaction in doubt or an aborted one has written, and no
         markers. The caller drops records below ``offset``.
+
+        Args:
+            offset: of the first record wanted.
+            bytes_max: about how many bytes to return, but at least one batch.
+            below: only batches whose base offset is less than this; None: up to the stable offset.
 
         Returns:
             Batches in order; empty if there is nothing to see from ``offset`` to the stable offset.
@@ -181,15 +186,18 @@ class CommittedRecords:
                 f"offset {offset} of {self._name} is outside {log.log_start_offset} (log start) to "
                 f"{end} ({name})"
             )
+        stop = end if below is None else min(end, below)
         try:
             if self.retention is not None:
-                return self.retention.read(offset, bytes_max, below=end)
+                # Records behind ``stop`` may have replaced some before it.
+                self.retention.catch_up(end)
+                return self.retention.read(offset, bytes_max, below=stop)
             if index is not None:
-                seen = index.readable(offset, bytes_max, below=end)
+                seen = index.readable(offset, bytes_max, below=stop)
             elif self._config.has_gaps:
-                seen = read_visible(log, offset, bytes_max, below=end, counts=always_counts)
+                seen = read_visible(log, offset, bytes_max, below=stop, counts=always_counts)
             else:
-                seen = log.read_dense(offset, bytes_max, below=end).buffer
+                seen = log.read_dense(offset, bytes_max, below=stop).buffer
             return log.opened(seen)
         except CorruptBatchError as error:
             self.report_corruption(error)

@@ -661,9 +661,9 @@ class Partition:
 
     # For readers, who know a partition as a whole
 
-    def read(self, offset: Offset, bytes_max: int) -> pa.Buffer:
+    def read(self, offset: Offset, bytes_max: int, *, below: Offset | None = None) -> pa.Buffer:
         """Return whole batches from ``offset`` on; see ``CommittedRecords.read``."""
-        return self.committed.read(offset, bytes_max)
+        return self.committed.read(offset, bytes_max, below=below)
 
     def hidden_between(self, start: int, stop: int) -> int:
         """Count committed offsets of markers and aborted transactions; any thread."""

@@ -17,12 +17,14 @@ Invariants: those of ``ConsumerState``; no record is both due again and not pend
 pending records does not exceed the policy's limit. ``check`` asserts them.
 
 It reads no records and has no clock. The caller finds the record that ``wanted`` names, reports its
-size (``deliver``) or that it does not exist (``skip``, ``exhausted``), and sends the effects after
-the state is stored.
+size (``deliver``) or that it does not exist (``skip``, ``exhausted``), sends the effects after the
+state is stored, and reports each record that was sent (``sent``).
 """
 
 import heapq
-from collections import deque
+import math
+from collections import OrderedDict
+from itertools import islice
 from typing import Final, Literal, NamedTuple
 
 from strandline.core.consumers.effects import (
@@ -33,6 +35,7 @@ from strandline.core.consumers.effects import (
     SendHeartbeat,
 )
 from strandline.core.consumers.flow import FlowWindow
+from strandline.core.consumers.pulls import TIMERS_MIN, Pull, PullQueue
 from strandline.core.consumers.state import ConsumerState, PendingRecord
 
 NO_MESSAGES: Final = "404 No Messages"
@@ -44,8 +47,6 @@ TOO_MANY: Final = "409 Exceeded MaxWaiting"
 
 ENDLESS: Final = 1 << 62
 """The batch of a pull that wants every record."""
-TIMERS_MIN: Final = 1_000
-"""Outdated timers are removed once there are this many, and more than valid ones."""
 
 AckKind = Literal["ack", "nak", "term", "progress"]
 
@@ -66,56 +67,6 @@ class ConsumerPolicy(NamedTuple):
         if not self.backoff_ms:
             return self.ack_wait_ms
         return self.backoff_ms[min(deliveries, len(self.backoff_ms)) - 1]
-
-
-class Pull:
-    """A request for records that waits until they are there.
-
-    Args:
-        token: identifies the pull in effects.
-        batch: how many records it asks for.
-        expires_ms: when it ends; None: never.
-        no_wait: whether it ends when there are no more records.
-        bytes_max: the limit of its records' bytes; 0: none.
-        heartbeat_ms: the longest silence before a heartbeat is sent to it; 0: send none.
-    """
-
-    __slots__ = (
-        "beat_due_ms",
-        "bytes_left",
-        "expires_ms",
-        "has_limit",
-        "heartbeat_ms",
-        "is_long",
-        "left",
-        "no_wait",
-        "served",
-        "token",
-    )
-
-    def __init__(
-        self,
-        token: object,
-        *,
-        batch: int = 1,
-        expires_ms: float | None = None,
-        no_wait: bool = False,
-        bytes_max: int = 0,
-        heartbeat_ms: int = 0,
-    ) -> None:
-        self.token = token
-        self.left = batch
-        self.expires_ms = expires_ms
-        self.no_wait = no_wait
-        self.bytes_left = bytes_max
-        self.has_limit = bytes_max > 0
-        self.heartbeat_ms = heartbeat_ms
-        self.beat_due_ms = 0.0
-        self.served = 0
-
-    def end(self, status: str) -> EndPull:
-        """Return the effect that ends the pull."""
-        return EndPull(self.token, status, self.left, self.bytes_left)
 
 
 class Wanted(NamedTuple):
@@ -146,15 +97,18 @@ class PullConsumer:
     ) -> None:
         self.policy = policy
         self.state = state
+        # A plain dict that is emptied from its front takes longer and longer to find its first
+        # entry, which the floor needs with every acknowledgement.
+        state.pending = OrderedDict(state.pending)
         self.flow = flow
         self.is_changed = False
         """Whether the state has changed since the caller last reset this."""
-        self.pulls: deque[Pull] = deque()
+        self.pulls = PullQueue()
         self._due: dict[int, float] = {}
-        """By sequence of pending records: when they are delivered again."""
+        """By sequence of pending records: when they are delivered again; infinite: not sent yet."""
         self._timers: list[tuple[float, int]] = []
         """The same as a heap, which may have outdated entries."""
-        self._again: deque[int] = deque()
+        self._again: OrderedDict[int, None] = OrderedDict()
         """Pending records that are due for redelivery, oldest first."""
         for sequence, record in state.pending.items():
             self._expect_ack(sequence, now_ms + policy.wait_ms(record.deliveries))
@@ -174,7 +128,7 @@ class PullConsumer:
 
     def drop_pull(self, token: object) -> None:
         """Forget a pull whose receiver is gone."""
-        self.pulls = deque(pull for pull in self.pulls if pull.token != token)
+        self.pulls.drop(token)
 
     def end_all(self, status: str) -> list[Effect]:
         """End every pull."""
@@ -189,7 +143,7 @@ class PullConsumer:
         if not self.pulls or (self.flow is not None and self.flow.is_full):
             return None
         if self._again:
-            return Wanted(self._again[0], is_again=True)
+            return Wanted(next(iter(self._again)), is_again=True)
         if self._is_full:
             return None
         return Wanted(self.state.delivered_stream + 1, is_again=False)
@@ -211,12 +165,12 @@ class PullConsumer:
             The delivery, and the ends of pulls; without a delivery the record is still wanted.
         """
         effects: list[Effect] = []
-        while self.pulls and self.pulls[0].has_limit and size > self.pulls[0].bytes_left:
+        while self.pulls and self.pulls.first.has_limit and size > self.pulls.first.bytes_left:
             effects.append(self.pulls.popleft().end(TOO_LARGE))
         if not self.pulls:
             return effects
         pull = self.pulls.popleft()
-        effects.append(self._send(pull, sequence, now_ms))
+        effects.append(self._send(pull, sequence))
         pull.served += 1
         pull.left -= 1
         pull.beat_due_ms = now_ms + pull.heartbeat_ms
@@ -230,14 +184,14 @@ class PullConsumer:
             effects.append(RequestFlowControl(pull.token, self.flow.request))
         return effects
 
-    def _send(self, pull: Pull, sequence: int, now_ms: float) -> DeliverRecord:
+    def _send(self, pull: Pull, sequence: int) -> DeliverRecord:
         state = self.state
         state.delivered_consumer += 1
         record = state.pending.get(sequence)
         if record is not None:
             assert self._again, "only what is due is delivered again"
-            assert self._again[0] == sequence, "the oldest that is due comes first"
-            self._again.popleft()
+            assert next(iter(self._again)) == sequence, "the oldest that is due comes first"
+            del self._again[sequence]
             record.deliveries += 1
         else:
             assert sequence > state.delivered_stream, "new records come in order"
@@ -248,9 +202,19 @@ class PullConsumer:
         if self.policy.acks == "none":
             state.floor_stream, state.floor_consumer = sequence, state.delivered_consumer
         else:
-            self._expect_ack(sequence, now_ms + self.policy.wait_ms(record.deliveries))
+            self._due[sequence] = math.inf  # until it is sent
         self.is_changed = True
         return DeliverRecord(pull.token, sequence, state.delivered_consumer, record.deliveries)
+
+    def sent(self, sequence: int, now_ms: float) -> None:
+        """Begin to wait for a record's acknowledgement: its delivery is stored, and sent."""
+        if self._due.get(sequence) == math.inf:
+            wait_ms = self.policy.wait_ms(self.state.pending[sequence].deliveries)
+            self._expect_ack(sequence, now_ms + wait_ms)
+
+    def due(self, limit: int) -> list[int]:
+        """Return the first records that are due for redelivery, in order."""
+        return list(islice(self._again, limit))
 
     def skip(self, sequence: int) -> None:
         """Drop a pending record that no longer exists."""
@@ -269,16 +233,9 @@ class PullConsumer:
 
     def exhausted(self) -> list[Effect]:
         """End the pulls that do not wait: there are no new records now."""
-        waiting = [pull for pull in self.pulls if not self._is_over_at_end(pull)]
-        ended = [pull for pull in self.pulls if self._is_over_at_end(pull)]
-        self.pulls = deque(waiting)
-        status = OTHERS_WAIT if waiting else NO_MESSAGES
+        ended = self.pulls.take_impatient()
+        status = OTHERS_WAIT if self.pulls else NO_MESSAGES
         return [EndPull(pull.token, NO_MESSAGES if pull.served else status) for pull in ended]
-
-    @staticmethod
-    def _is_over_at_end(pull: Pull) -> bool:
-        """Whether a pull ends when there is no record: it may still wait for its first one."""
-        return pull.no_wait and (pull.served > 0 or pull.expires_ms is None)
 
     # Acknowledgements
 
@@ -309,8 +266,9 @@ class PullConsumer:
             self._forget(sequence)
             self._expect_ack(sequence, now_ms + self.policy.wait_ms(record.deliveries))
         elif kind == "nak":
+            due_ms = now_ms + delay_ms
             self._forget(sequence)
-            self._expect_ack(sequence, now_ms + delay_ms)
+            self._expect_ack(sequence, due_ms)
             self._collect_due(now_ms)
         else:
             self._ack_one(sequence, record)
@@ -339,9 +297,9 @@ class PullConsumer:
         state = self.state
         if not state.floor_stream < sequence <= state.delivered_stream:
             return
-        for each in [pending for pending in state.pending if pending <= sequence]:
-            del state.pending[each]
-            self._forget(each)
+        while state.pending and (first := next(iter(state.pending))) <= sequence:
+            del state.pending[first]
+            self._forget(first)
         state.floor_stream = sequence
         known = min(consumer_sequence, state.delivered_consumer)
         state.floor_consumer = max(state.floor_consumer, known)
@@ -353,16 +311,14 @@ class PullConsumer:
         """Redeliver, expire and send heartbeats as the time requires."""
         self._collect_due(now_ms)
         effects: list[Effect] = []
-        waiting: deque[Pull] = deque()
-        for pull in self.pulls:
+        for pull in self.pulls.take_due(now_ms):
             if pull.expires_ms is not None and pull.expires_ms <= now_ms:
+                self.pulls.remove(pull)
                 effects.append(pull.end(EXPIRED))
                 continue
-            waiting.append(pull)
-            if pull.heartbeat_ms and pull.beat_due_ms <= now_ms:
-                pull.beat_due_ms = now_ms + pull.heartbeat_ms
-                effects.append(self._heartbeat(pull))
-        self.pulls = waiting
+            pull.beat_due_ms = now_ms + pull.heartbeat_ms
+            self.pulls.watch(pull)
+            effects.append(self._heartbeat(pull))
         return effects
 
     def _heartbeat(self, pull: Pull) -> SendHeartbeat:
@@ -375,8 +331,7 @@ class PullConsumer:
     @property
     def next_due_ms(self) -> float | None:
         """Return when ``tick`` has something to do next; None: not before another event."""
-        due = [pull.expires_ms for pull in self.pulls if pull.expires_ms is not None]
-        due += [pull.beat_due_ms for pull in self.pulls if pull.heartbeat_ms]
+        due = [] if self.pulls.next_due_ms is None else [self.pulls.next_due_ms]
         while self._timers and self._due.get(self._timers[0][1]) != self._timers[0][0]:
             heapq.heappop(self._timers)
         if self._timers:
@@ -388,13 +343,14 @@ class PullConsumer:
         heapq.heappush(self._timers, (due_ms, sequence))
         if len(self._timers) > TIMERS_MIN + 2 * len(self._due):
             # Acknowledged records stay in the heap until their time; drop them if they are most.
-            self._timers = [(due_ms, sequence) for sequence, due_ms in self._due.items()]
+            timers = ((due_ms, sequence) for sequence, due_ms in self._due.items())
+            self._timers = [each for each in timers if each[0] != math.inf]
             heapq.heapify(self._timers)
 
     def _forget(self, sequence: int) -> None:
         """Cancel the redelivery of a record."""
         if self._due.pop(sequence, None) is None:
-            self._again = deque(each for each in self._again if each != sequence)
+            self._again.pop(sequence, None)
 
     def _collect_due(self, now_ms: float) -> None:
         """Queue records for redelivery whose acknowledgement wait is over."""
@@ -408,7 +364,7 @@ class PullConsumer:
                 del self.state.pending[sequence]
                 self.is_changed = True
             else:
-                self._again.append(sequence)
+                self._again[sequence] = None
 
     def expire_all(self, now_ms: float) -> None:
         """Let all pending records be delivered again: their receiver is another one."""
@@ -432,7 +388,7 @@ class PullConsumer:
         assert all(state.floor_stream < each <= state.delivered_stream for each in pending)
         assert set(self._again) | set(self._due) == set(pending)
         assert not set(self._again) & set(self._due)
-        assert len(set(self._again)) == len(self._again)
+        self.pulls.check()
         limit = self.policy.max_ack_pending
         assert not limit or len(pending) <= limit
         assert self.policy.acks != "none" or not pending

@@ -23,7 +23,7 @@ from strandline.types import LogId
 REPLICAS_MAX = 7
 DESCRIPTION_BYTES_MAX = 4096
 """As in JetStream."""
-RESERVED_ROOTS = ("$JS", "$SYS", "_INBOX")
+RESERVED_ROOTS = ("$JS", "$SYS", "_INBOX", "_INBOX_PRIVATE")
 """First tokens of subjects that are NATS' own: its API, its system account, and replies."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 _AMOUNTS = (

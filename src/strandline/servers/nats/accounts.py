@@ -7,21 +7,25 @@ connections log in by signing the server's nonce. The private keys are created a
 never leave the process, so the configuration on disk contains no secret.
 
 Rules: every other client needs an authorization, and without an answer it is rejected. The broker
-itself may publish only to reply inboxes, and ask other brokers for the state of streams: a client
-chooses its reply subject, and must not use the broker to publish where it may not publish itself.
+itself may publish only to inboxes, and ask other brokers for the state of streams: a client chooses
+its reply subject, and must not use the broker to publish where it may not publish itself. Over the
+leaf connection, which carries records of consumers, it may publish to private inboxes only.
 """
 
 import json
 from collections.abc import Iterator
 from typing import Final
 
+from strandline.servers.nats.inboxes import INBOX_PREFIX, PRIVATE_PREFIX
 from strandline.servers.nats.nkeys import ACCOUNT, USER, KeyPair
 from strandline.servers.nats.server_link import NatsServerInfo
 
 STREAMS_ACCOUNT: Final = "STRANDLINE"
 SYSTEM_ACCOUNT: Final = "SYS"
-INBOXES: Final = "_INBOX.>"
+INBOXES: Final = f"{INBOX_PREFIX}>"
 """Where replies go; all stock clients subscribe below it."""
+PRIVATE_INBOXES: Final = f"{PRIVATE_PREFIX}>"
+"""Where records go, and the replies to clients that are configured so."""
 STREAM_INFOS: Final = "$JS.API.STREAM.INFO.*"
 """Requests for the state of streams that other brokers lead; answered by them only."""
 NOTHING: Final = "strandline.nothing"
@@ -55,7 +59,7 @@ class Accounts:
 
     def configuration(self) -> Iterator[str]:
         """Yield the lines of nats-server's configuration."""
-        publish = json.dumps([INBOXES, STREAM_INFOS])
+        publish = json.dumps([INBOXES, PRIVATE_INBOXES, STREAM_INFOS])
         users = [self._broker.public, self._system.public, self._leaf.public]
         yield "accounts {"
         yield f"  {STREAMS_ACCOUNT} {{ users: [ {{"
@@ -64,7 +68,7 @@ class Accounts:
         yield "  }, {"
         yield f"    nkey: {self._leaf.public}"
         yield '    allowed_connection_types: ["LEAFNODE"]'
-        inboxes, nothing = json.dumps([INBOXES]), json.dumps([NOTHING])
+        inboxes, nothing = json.dumps([PRIVATE_INBOXES]), json.dumps([NOTHING])
         yield f"    permissions {{ publish: {inboxes}, subscribe: {nothing} }}"
         yield "  } ] }"
         yield f"  {SYSTEM_ACCOUNT} {{ users: [ {{ nkey: {self._system.public} }} ] }}"

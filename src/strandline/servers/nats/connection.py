@@ -37,7 +37,7 @@ from strandline.servers.nats.backpressure import (
 )
 from strandline.servers.nats.guard import EARLY_PAYLOAD_MAX, Claims, PublishGuard
 from strandline.servers.nats.headers import NO_RESPONDERS
-from strandline.servers.nats.inboxes import Inboxes
+from strandline.servers.nats.inboxes import INBOX_PREFIX, PRIVATE_PREFIX, Inboxes
 from strandline.servers.nats.ingest import MessageIngest
 from strandline.servers.nats.ingest_state import IngestState
 from strandline.servers.nats.jetstream.api import JetStreamApi
@@ -72,7 +72,6 @@ MESSAGE_SLACK_BYTES: Final = 64 << 10
 """What headers and an envelope may add to the largest record."""
 HANDSHAKE_TIMEOUT_S = 5.0
 OKAY: Final = b"+OK\r\n"
-INBOX_PREFIX: Final = "_INBOX."
 """Of the subjects for replies, the only ones that anything is delivered to here."""
 QUOTA_HOLD_S: Final = 2.0
 """How long a publisher over its quota waits for its ack at most; stock clients wait 5 s."""
@@ -634,11 +633,12 @@ class PublisherConnection(MessageReader):
         except (InvalidSubjectError, UnicodeDecodeError):
             self.output.append(encode_failure("Invalid Subject"))
             return
-        if not pattern.startswith(INBOX_PREFIX):
+        if not pattern.startswith((INBOX_PREFIX, PRIVATE_PREFIX)):
             self.output.append(
                 encode_failure(
                     f'Permissions Violation for Subscription to "{pattern}": this listener takes '
-                    f"publishes and delivers replies below {INBOX_PREFIX}; subscribe at nats-server"
+                    f"publishes and delivers replies below {INBOX_PREFIX} and {PRIVATE_PREFIX}; "
+                    "subscribe at nats-server"
                 )
             )
             return

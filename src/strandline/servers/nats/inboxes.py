@@ -1,4 +1,4 @@
-"""The subscriptions of one publisher, which exist to receive replies.
+"""The subjects of inboxes, and the subscriptions of one publisher, which exist to receive replies.
 
 Rules: a reply goes to one subscription: an exact match first, then ``prefix.*``, then any other
 pattern. The forms that clients use (``_INBOX.x`` and ``_INBOX.x.*``) cost one dictionary lookup.
@@ -7,12 +7,30 @@ Other patterns are tried one by one, so their number is limited. Pure.
 
 from collections.abc import Sequence
 from typing import Final
+from urllib.parse import quote
 
 from strandline.record.subjects import SUBJECT_BYTES_MAX, subject_matches
 
+INBOX_PREFIX: Final = "_INBOX."
+"""With access control everybody may receive below it."""
+PRIVATE_PREFIX: Final = "_INBOX_PRIVATE."
+"""With access control a principal may receive below it and its own name only."""
 SUBSCRIPTIONS_MAX: Final = 4096
 PATTERNS_MAX: Final = 4
 """Most subscriptions that are neither plain nor ``prefix.*``."""
+
+
+def private_inbox(principal: str) -> str:
+    """Return the inbox prefix of a principal, as clients are configured with it.
+
+    The name becomes one token. With a dot in it, it would be below the inbox of its first part.
+    """
+    return PRIVATE_PREFIX + quote(principal, safe="").replace(".", "%2E")
+
+
+def is_private(subject: bytes) -> bool:
+    """Return whether only one principal may receive what is sent to a subject."""
+    return subject.startswith(PRIVATE_PREFIX.encode())
 
 
 class Inbox:

@@ -14,13 +14,14 @@ import asyncio
 import contextlib
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final, cast
 
 import msgspec
 
 from strandline.errors import UNDECODABLE, UnavailableError
 from strandline.servers.nats.backpressure import NO_TRANSPORT
+from strandline.servers.nats.inboxes import is_private
 from strandline.servers.nats.server_link import (
     HANDSHAKE_TIMEOUT_S,
     Login,
@@ -193,17 +194,17 @@ class LeafClient:
         self._output: list[bytes] = []
         self._interest: dict[bytes, set[bytes]] = {}
         """Subject or pattern → the queue groups that receive it; empty: a plain subscription."""
-        self._is_interest_new = False
+        self._changed: set[bytes] = set()
+        """Subjects and patterns that have gained or lost receivers and are not reported yet."""
         self._gone: OrderedDict[bytes, None] = OrderedDict()
         self.writable = asyncio.Event()
-        self.on_interest_changed: Callable[[], None] = _ignore
+        self.on_interest_changed: Callable[[Collection[bytes]], None] = _ignore
         self.on_connected: Callable[[], None] = _ignore
         self.on_writable: Callable[[], None] = _ignore
 
-    @property
-    def is_restricted(self) -> bool:
-        """Whether the server lets it send to inboxes only."""
-        return self._login is not None
+    def may_send(self, subject: bytes) -> bool:
+        """Return whether the server lets it send there: with a login to private inboxes only."""
+        return self._login is None or is_private(subject)
 
     @property
     def knows_interest(self) -> bool:
@@ -263,6 +264,7 @@ class LeafClient:
         self.writable.set()
         if self._first is not None and not self._first.done():
             self._first.set_result(None)
+        self._changed.clear()  # whoever hears of the connection looks at everything
         self.on_connected()
         try:
             await link.closed
@@ -279,13 +281,13 @@ class LeafClient:
         """Handle that a client subscribes to a subject or pattern."""
         self._interest.setdefault(subject, set()).add(queue)
         self._gone.pop(subject, None)
-        self._is_interest_new = True
+        self._changed.add(subject)
 
     def interest_went(self, subject: bytes = b"", queue: bytes = b"") -> None:
         """Handle that no client subscribes to it any longer, in a queue group if one is named."""
         queues = self._interest.get(subject, set())
         queues.discard(queue)
-        self._is_interest_new = True
+        self._changed.add(subject)
         if queues:
             return
         self._interest.pop(subject, None)
@@ -295,17 +297,20 @@ class LeafClient:
 
     def report_interest(self) -> None:
         """Call back once for all changes that came together; those of a handshake are not all."""
-        if self._is_interest_new and self.knows_interest:
-            self._is_interest_new = False
-            self.on_interest_changed()
+        if self._changed and self.knows_interest:
+            changed, self._changed = self._changed, set()
+            self.on_interest_changed(changed)
 
     def has_interest(self, inbox: bytes) -> bool:
         """Return whether a client is known to receive an inbox."""
         return not self._interest.keys().isdisjoint(_patterns(inbox))
 
     def is_subscribed(self, subject: bytes, queue: bytes = b"") -> bool:
-        """Return whether somebody subscribes to exactly a subject, as a queue group if named."""
-        return queue in self._interest.get(subject, ())
+        """Return whether somebody subscribes to exactly a subject, as a queue group if named.
+
+        Not if nothing may be sent there, as for a consumer that is older than access control.
+        """
+        return self.may_send(subject) and queue in self._interest.get(subject, ())
 
     def has_lost(self, inbox: bytes) -> bool:
         """Return whether an inbox has lost its receiver a moment ago and has none now."""
@@ -359,14 +364,17 @@ class LeafClient:
 
 
 def _patterns(subject: bytes) -> set[bytes]:
-    """Return the patterns that clients subscribe to, to receive what is sent to an inbox."""
+    """Return the patterns that clients subscribe to, to receive what is sent to an inbox.
+
+    Not ``>``: it is subscribed to for other reasons, and would keep every pull alive.
+    """
     tokens = subject.split(b".")
-    found = {subject, b">"}
+    found = {subject}
     if len(tokens) > 1:
         found.add(b".".join((*tokens[:-1], b"*")))
     found.update(b".".join((*tokens[:count], b">")) for count in range(1, len(tokens)))
     return found
 
 
-def _ignore() -> None:
+def _ignore(*_: object) -> None:
     """Do nothing, before a callback is set."""

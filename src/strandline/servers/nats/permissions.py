@@ -14,10 +14,11 @@ The broker can neither slow down a client of nats-server nor count its messages,
 does not identify their sender. So a principal with a quota of bytes or requests may not do here
 what the quota limits, and uses the ingest listener or Arrow Flight.
 
-Rules: every client may receive replies. Only the broker may send them, because publishers trust
-them. Nobody may receive requests, and a pattern of a rule about subjects that covers NATS' own
-subjects does not allow them: a denial wins, so such a principal has no JetStream API, unless it may
-administer the cluster. Pure.
+Rules: every client may receive replies, and what is sent to its own private inbox. Only the broker
+may send to either, because receivers trust it. A pattern that matches private inboxes, such as
+``>``, allows nobody but an administrator to subscribe. Nobody may receive requests, and a pattern
+of a rule about subjects that covers NATS' own subjects does not allow them: a denial wins, so such
+a principal has no JetStream API, unless it may administer the cluster. Pure.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,8 +28,9 @@ from strandline.record.subjects import has_wildcard
 from strandline.security.acl import ANYTHING, Acls, Operation
 from strandline.security.principal import Principal
 from strandline.security.quota import Quota
-from strandline.servers.nats.accounts import INBOXES, SYSTEM_SUBJECTS
+from strandline.servers.nats.accounts import INBOXES, PRIVATE_INBOXES, SYSTEM_SUBJECTS
 from strandline.servers.nats.callout import Permissions
+from strandline.servers.nats.inboxes import private_inbox
 from strandline.servers.nats.jetstream.subjects import (
     ACK_PREFIX,
     FLOW_PREFIX,
@@ -94,16 +96,19 @@ def permissions_of(
     denied, requests = set(OF_NATS), set[str]()
     if acls.is_admin(principal):
         denied -= {JETSTREAM, BUCKETS}
-    elif not any(map(_covers_api, publish)):
-        denied.discard(JETSTREAM)
-        if not is_metered:
-            requests = set(_requests(principal, acls, partitions or {}))
+    else:
+        # A denial would not do: of a record, nats-server compares it with the record's own subject.
+        read = tuple(pattern for pattern in read if not _reaches_inboxes(pattern))
+        if not any(map(_covers_api, publish)):
+            denied.discard(JETSTREAM)
+            if not is_metered:
+                requests = set(_requests(principal, acls, partitions or {}))
     if not any(has_wildcard(pattern.partition(".")[0]) for pattern in publish):
         denied.discard(BUCKETS)  # only a rule that names a bucket allows publishing to it
     return Permissions(
         publish=tuple(sorted(set(publish) | requests)),
-        publish_not=(INBOXES, *(each for each in OF_NATS if each in denied)),
-        subscribe=(INBOXES, *sorted(set(read))),
+        publish_not=(INBOXES, PRIVATE_INBOXES, *(each for each in OF_NATS if each in denied)),
+        subscribe=(INBOXES, f"{private_inbox(principal.name)}.>", *sorted(set(read))),
         subscribe_not=OF_NATS,
     )
 
@@ -112,6 +117,13 @@ def _covers_api(pattern: str) -> bool:
     """Return whether a pattern of a rule matches subjects of JetStream."""
     first = pattern.partition(".")[0]
     return has_wildcard(first) or first == "$JS"
+
+
+def _reaches_inboxes(pattern: str) -> bool:
+    """Return whether a pattern matches private inboxes, which have three tokens or more."""
+    first, *rest = pattern.split(".")
+    has_first = has_wildcard(first) or PRIVATE_INBOXES.startswith(f"{first}.")
+    return has_first and (len(rest) > 1 or pattern.endswith(">"))
 
 
 def _requests(principal: Principal, acls: Acls, partitions: Mapping[str, int]) -> Iterator[str]:

@@ -36,9 +36,9 @@ def read(partition, pattern, start=0, stop=RECORDS):
     """The offsets that a read delivers, and how many bytes of batches it looked at."""
     size, plain_read = 0, partition.read
 
-    def counting(offset, bytes_max):
+    def counting(offset, bytes_max, **options):
         nonlocal size
-        found = plain_read(offset, bytes_max)
+        found = plain_read(offset, bytes_max, **options)
         size += found.size
         return found
 

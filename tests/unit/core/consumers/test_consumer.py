@@ -10,7 +10,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from strandline.core.consumers.consumer import (
     ENDLESS,
     ConsumerPolicy,
-    Pull,
     PullConsumer,
     Wanted,
 )
@@ -21,6 +20,7 @@ from strandline.core.consumers.effects import (
     SendHeartbeat,
 )
 from strandline.core.consumers.flow import WINDOW_BYTES_FIRST, WINDOW_BYTES_MAX, FlowWindow
+from strandline.core.consumers.pulls import Pull
 from strandline.core.consumers.state import ConsumerState, decode_state, encode_state
 from strandline.errors import InvalidRecordError
 
@@ -34,6 +34,8 @@ class Bench:
         self.policy = ConsumerPolicy(**policy)
         self.consumer = PullConsumer(self.policy, state or ConsumerState(), self.now_ms, flow=flow)
         self.gone = set()
+        self.is_stored = True
+        """Whether deliveries are stored at once, and sent."""
 
     def push(self, heartbeat_ms=0):
         """Let the consumer push: somebody receives now."""
@@ -56,6 +58,9 @@ class Bench:
             else:
                 effects += self.consumer.deliver(wanted.sequence, size, self.now_ms)
             self.consumer.check()
+        if self.is_stored:
+            for sequence, _, _ in sent(effects):
+                self.consumer.sent(sequence, self.now_ms)
         return effects
 
     def ack(self, sequence, kind="ack", *, consumer_sequence=0, delay_ms=0):

@@ -145,7 +145,7 @@ def test_a_stream_that_would_answer_requests_of_others_is_rejected(subject):
     check_stream_config(StreamConfig(name="s", subject=subject, pub_ack=False), is_cluster=False)
 
 
-@pytest.mark.parametrize("subject", ["$JS.>", "$SYS.>", "_INBOX.>"])
+@pytest.mark.parametrize("subject", ["$JS.>", "$SYS.>", "_INBOX.>", "_INBOX_PRIVATE.>"])
 def test_all_of_the_messages_of_nats_itself_are_not_stored(subject):
     """A part of them may be."""
     with pytest.raises(InvalidSubjectError, match="name the part"):

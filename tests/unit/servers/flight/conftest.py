@@ -88,7 +88,7 @@ class FakePartition:
         for waiter in tuple(self.waiters):
             waiter.set()
 
-    def read(self, offset: int, bytes_max: int) -> pa.Buffer:
+    def read(self, offset: int, bytes_max: int, *, below: int | None = None) -> pa.Buffer:
         """Whole batches from the one that holds the offset on."""
         if not self.log_start_offset <= offset <= self.high_watermark:
             raise OffsetOutOfRangeError(f"offset {offset}")
@@ -104,6 +104,8 @@ class FakePartition:
                 error.first_offset, error.next_offset = header.base_offset, header.next_offset
                 raise error
             if taken and len(taken) + len(batch) > bytes_max:
+                break
+            if below is not None and header.base_offset >= below:
                 break
             taken += batch
         return pa.py_buffer(taken)

@@ -122,8 +122,8 @@ def test_rules_become_permissions(known, shown):
     """A token, a token as password, a certificate: the same principal with the same subjects."""
     nats = known.ask(**shown).user["nats"]
     assert nats["pub"]["allow"] == ["orders.>"]
-    assert "_INBOX.>" in nats["pub"]["deny"]
-    assert nats["sub"]["allow"] == ["_INBOX.>", "news.*"]
+    assert {"_INBOX.>", "_INBOX_PRIVATE.>"} <= set(nats["pub"]["deny"])
+    assert nats["sub"]["allow"] == ["_INBOX.>", "_INBOX_PRIVATE.shop.>", "news.*"]
     assert "$SYS.>" in nats["sub"]["deny"]
 
 
@@ -138,7 +138,7 @@ def test_an_administrator_may_do_everything_but_pretend_to_be_the_broker(place):
     """The wildcard allows neither replies, which publishers believe, nor the server's subjects."""
     nats = place.ask(auth_token=ADMIN).user["nats"]
     assert nats["pub"]["allow"] == [">"]
-    assert {"_INBOX.>", "$SYS.>"} <= set(nats["pub"]["deny"])
+    assert {"_INBOX.>", "_INBOX_PRIVATE.>", "$SYS.>"} <= set(nats["pub"]["deny"])
 
 
 def test_an_answer_is_for_one_connection_of_one_server(known):

@@ -55,7 +55,7 @@ async def test_interest_comes_and_goes(leaf):
     client, link, _ = leaf
     client._link = link
     changes = []
-    client.on_interest_changed = lambda: changes.append(1)
+    client.on_interest_changed = changes.append
     link.data_received(b"LS+ _INBOX.a.*\r\nLS+ _INBOX.b\r\nLS+ _INBOX.c.>\r\nLS+ q.x group 1\r\n")
     for inbox in (b"_INBOX.a.7", b"_INBOX.b", b"_INBOX.c.d.e", b"q.x"):
         assert client.has_interest(inbox)
@@ -65,11 +65,15 @@ async def test_interest_comes_and_goes(leaf):
     link.data_received(b"LS- _INBOX.b\r\nLS- _INBOX.a.*\r\n")
     assert client.has_lost(b"_INBOX.b")
     assert client.has_lost(b"_INBOX.a.7")
-    assert len(changes) == 2, "once for all that came together"
+    first, second = changes
+    assert first == {b"_INBOX.a.*", b"_INBOX.b", b"_INBOX.c.>", b"q.x"}, "once for all together"
+    assert second == {b"_INBOX.a.*", b"_INBOX.b"}, "which they are"
     link.data_received(b"LS+ _INBOX.b\r\n")
     assert not client.has_lost(b"_INBOX.b")
     link.data_received(b"PING\r\n")
     assert len(changes) == 3
+    link.data_received(b"LS- _INBOX.b\r\nLS+ >\r\n")
+    assert client.has_lost(b"_INBOX.b"), "who subscribes to everything does not wait for it"
 
 
 async def test_settling_waits_until_the_server_has_what_was_sent(leaf):
@@ -107,7 +111,7 @@ async def test_changes_of_interest_in_a_handshake_are_not_reported(leaf):
     """They are incomplete: whoever acted on them would drop pulls whose inboxes follow."""
     client, link, _ = leaf
     changes = []
-    client.on_interest_changed = lambda: changes.append(1)
+    client.on_interest_changed = changes.append
     link.data_received(b"LS+ a\r\n")
     assert not client.knows_interest
     assert changes == []
@@ -184,3 +188,11 @@ def test_any_bytes_cost_the_connection_at_most(chunks):
         link.connection_lost(None)
 
     asyncio.run(feed())
+
+
+async def test_with_a_login_it_sends_to_private_inboxes_only():
+    """A consumer that delivers elsewhere, made before access control, has no receivers."""
+    client = LeafClient("strandline-1", lambda: ("127.0.0.1", 1), login=lambda _: {})
+    for subject in (b"_INBOX.a", b"_INBOX_PRIVATE.shop.a", b"news"):
+        client.interest_came(subject)
+        assert client.is_subscribed(subject) is (subject == b"_INBOX_PRIVATE.shop.a")

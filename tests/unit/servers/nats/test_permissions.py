@@ -1,10 +1,14 @@
 """Permissions at nats-server, from rules: subjects of messages, and requests about streams."""
 
+from urllib.parse import unquote
+
 import pytest
 
+from strandline.record.subjects import validate_subject
 from strandline.security.acl import Acls, Rule
 from strandline.security.principal import Principal
 from strandline.security.quota import Quota
+from strandline.servers.nats.inboxes import private_inbox
 from strandline.servers.nats.permissions import permissions_of
 
 SHOP = Principal("shop")
@@ -47,7 +51,8 @@ def test_the_administrator_of_the_cluster_may_send_every_request():
     found = permissions(("admin", "cluster", "*"))
     assert "$JS.>" not in found.publish_not
     assert ">" in found.publish
-    assert {"_INBOX.>", "$SYS.>"} <= set(found.publish_not)
+    assert {"_INBOX.>", "_INBOX_PRIVATE.>", "$SYS.>"} <= set(found.publish_not)
+    assert ">" in found.subscribe
 
 
 def test_metered_principals_have_no_requests():
@@ -55,3 +60,29 @@ def test_metered_principals_have_no_requests():
     for quota in (Quota(requests_per_s=1), Quota(read_bytes_per_s=1)):
         assert requests(("read", "stream", "S"), quota=quota) == []
     assert requests(("read", "stream", "S"), quota=Quota(publish_bytes_per_s=1)) != []
+
+
+OWN = ("_INBOX.>", "_INBOX_PRIVATE.shop.>")
+
+
+@pytest.mark.parametrize(
+    "pattern", [">", "*.>", "*.*.*", "*.x.>", "_INBOX_PRIVATE.>", "_INBOX_PRIVATE.admin.*"]
+)
+def test_a_pattern_that_matches_private_inboxes_allows_no_subscription(pattern):
+    """A denial of them would not hide records, which have a subject of their own there."""
+    assert permissions(("read", "subject", pattern)).subscribe == OWN
+
+
+@pytest.mark.parametrize("pattern", ["*", "*.x", "news.>", "a._INBOX_PRIVATE.x", "_INBOX_OTHER.>"])
+def test_other_patterns_do(pattern):
+    """No private inbox has less than three tokens, or another first one."""
+    assert permissions(("read", "subject", pattern)).subscribe == (*OWN, pattern)
+
+
+@pytest.mark.parametrize("name", ["a", "a.b", "a%2Eb", "a b", "*", ">", "ä", "x" * 200, "." * 200])
+def test_an_inbox_is_below_one_token_of_its_own(name):
+    """Whatever characters a name has; a subject of others never is."""
+    inbox = private_inbox(name)
+    validate_subject(f"{inbox}.>", wildcards=True)
+    assert inbox.count(".") == 1
+    assert unquote(inbox) == f"_INBOX_PRIVATE.{name}"

@@ -7,6 +7,7 @@ import msgspec
 
 from strandline.core.consumers.consumer import AckKind
 from strandline.errors import UNDECODABLE
+from strandline.servers.nats.jetstream.integers import Int64
 from strandline.servers.nats.jetstream.times import ms_of
 
 _SHORT_DELAY: Final = re.compile(rb"(\d{1,9})(ms|s|m|h)")
@@ -34,7 +35,7 @@ class AckBody(NamedTuple):
 
 
 class _NakBody(msgspec.Struct, frozen=True):
-    delay: int | None = None
+    delay: Int64 | None = None
 
 
 def parse_ack_body(payload: bytes) -> AckBody:

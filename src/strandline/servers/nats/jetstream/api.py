@@ -32,6 +32,7 @@ from strandline.servers.nats.jetstream.errors import (
     API_LEVEL,
     INSUFFICIENT,
     NOT_SUPPORTED,
+    PUBLIC_INBOX,
     STREAM_NOT_FOUND,
     UNAVAILABLE,
     ApiError,
@@ -388,7 +389,7 @@ def _direct_refusal(error: ApiError) -> ApiReply:
             return status("503")
         case 10185:
             return status("412 Required Api Level")
-        case 10003 | 10025:
+        case 10003 | 10025 if error is not PUBLIC_INBOX:
             return status("408 Bad Request")
     return status(f"{error.code} {error.description}")
 

@@ -20,6 +20,7 @@ from strandline.servers.nats.jetstream.errors import (
     reject,
     reject_json,
 )
+from strandline.servers.nats.jetstream.integers import Int64
 from strandline.servers.nats.jetstream.records import check_pattern
 from strandline.servers.nats.jetstream.stream_config import is_asking
 from strandline.servers.nats.jetstream.subjects import ApiCall
@@ -45,7 +46,6 @@ BACKOFFS_MAX: Final = 64
 NAME_BYTES_MAX: Final = 255
 METADATA_BYTES_MAX: Final = 4_096
 """Of metadata and description together: they are stored with every change, too."""
-NS_MAX: Final = (1 << 63) - 1
 _NAME: Final = re.compile(r"[^\s.*>/\\]+")
 _GROUP: Final = re.compile(r"[^\s\x00-\x1f]{1,255}")
 UNSUPPORTED: Final = (
@@ -56,7 +56,7 @@ UNSUPPORTED: Final = (
     "sourcing",
     "sample_freq",
 )
-_Whole = int | None
+_Whole = Int64 | None
 AckPolicy = Literal["none", "all", "explicit"]
 DeliverPolicy = Literal[
     "all", "last", "last_per_subject", "new", "by_start_sequence", "by_start_time"
@@ -83,7 +83,7 @@ class ConsumerConfigRequest(msgspec.Struct, frozen=True):
     ack_policy: AckPolicy | None = None
     ack_wait: _Whole = None
     max_deliver: _Whole = None
-    backoff: list[int] | None = None
+    backoff: list[Int64] | None = None
     filter_subject: str | None = None
     filter_subjects: list[str] | None = None
     replay_policy: Literal["instant", "original"] | None = None
@@ -396,11 +396,8 @@ def _check_limits(config: ConsumerConfigRequest) -> None:
         "idle_heartbeat",
         "rate_limit_bps",
     ):
-        if not 0 <= (getattr(config, field) or 0) <= NS_MAX:
-            reject_consumer(f"{field} is negative, or too large")
-    for duration in (*backoff, config.ack_wait or 0):
-        if duration > NS_MAX:
-            reject_consumer("a duration is too large")
+        if (getattr(config, field) or 0) < 0:
+            reject_consumer(f"{field} is negative")
     size = sum(len(k) + len(v) for k, v in (config.metadata or {}).items())
     if size + len(config.description or "") > METADATA_BYTES_MAX:
         reject_consumer(f"metadata and description are at most {METADATA_BYTES_MAX} characters")

@@ -19,7 +19,7 @@ import msgspec
 from strandline.api.groups import GROUPS_STREAM
 from strandline.broker.coordinators.consumers import ConsumerStore
 from strandline.broker.write_path.partition import Partition
-from strandline.core.consumers.consumer import Pull
+from strandline.core.consumers.pulls import Pull
 from strandline.core.consumers.state import ConsumerState
 from strandline.errors import (
     UNDECODABLE,
@@ -52,6 +52,7 @@ from strandline.servers.nats.jetstream.errors import (
     CONSUMER_NOT_FOUND,
     INVALID_TARGET,
     NO_CONSUMER,
+    PUBLIC_INBOX,
     STREAM_MISMATCH,
     TARGET_CYCLE,
     TOO_MANY_CONSUMERS,
@@ -60,6 +61,8 @@ from strandline.servers.nats.jetstream.errors import (
     reject,
     reject_json,
 )
+from strandline.servers.nats.jetstream.integers import Int64
+from strandline.servers.nats.jetstream.pull_requests import parse_pull
 from strandline.servers.nats.jetstream.runner import (
     DELETED,
     LEADERSHIP_CHANGE,
@@ -79,10 +82,8 @@ from strandline.servers.nats.jetstream.subjects import (
     parse_flow,
 )
 from strandline.servers.nats.jetstream.times import (
-    NS_PER_MS,
     ZERO_TIME,
     format_time,
-    ms_of,
     parse_time,
 )
 from strandline.servers.nats.jetstream.views import JetStreamView, shown_name
@@ -96,27 +97,17 @@ CONSUMERS_MAX: Final = 1_000
 ADOPT_INTERVAL_S: Final = 0.25
 NAMES_PER_PAGE: Final = 1024
 CONSUMERS_PER_PAGE: Final = 256
-BATCH_MAX: Final = 1 << 20
-INBOX_PREFIX: Final = "_INBOX."
 ELSEWHERE: Final = "409 Consumers deliver at the port of nats-server only"
 EARLY_ACKS_MAX: Final = 1_000
 """Acknowledgements that wait until consumers are loaded; the messages of others come again."""
 
 
 class _ConsumerPageRequest(msgspec.Struct, frozen=True):
-    offset: int | None = None
+    offset: Int64 | None = None
 
 
 class _PauseRequest(msgspec.Struct, frozen=True):
     pause_until: str | None = None
-
-
-class _NextRequest(msgspec.Struct, frozen=True):
-    batch: int | None = None
-    expires: int | None = None
-    no_wait: bool | None = None
-    max_bytes: int | None = None
-    idle_heartbeat: int | None = None
 
 
 class _LedConsumers:
@@ -351,9 +342,9 @@ class ConsumerCalls:
         for led in self._led.values():
             yield from led.runners.values()
 
-    def _interest_changed(self) -> None:
+    def _interest_changed(self, changed: Collection[bytes]) -> None:
         for runner in self._every_runner():
-            runner.interest_changed()
+            runner.interest_changed(changed)
 
     def _reconnected(self) -> None:
         for runner in self._every_runner():
@@ -423,9 +414,9 @@ class ConsumerCalls:
         made_up = secrets.token_hex(4)
         config = consumer_config(request.call, body, made_up)
         view = self._api.view(request)
-        self._check_target(view, config)
         if config.is_push and not request.link.takes_records:
             reject_consumer("consumers deliver at the port of nats-server only")
+        self._check_target(view, config)
         async with led.lock:
             runner = led.runners.get(config.name)
             if runner is None:
@@ -444,13 +435,14 @@ class ConsumerCalls:
     def _check_target(self, view: JetStreamView, config: ConsumerConfig) -> None:
         """Reject a subject to which a push consumer may not deliver.
 
-        With access control only inboxes: a client could publish by a consumer where it may not.
+        With access control only private inboxes: everybody may subscribe to others, and a client
+        could publish by a consumer where it may not.
         """
         subject = config.deliver_subject
         if not subject:
             return
-        if self._leaf.is_restricted and not subject.startswith(INBOX_PREFIX):
-            reject(INVALID_TARGET)
+        if not self._leaf.may_send(subject.encode()):
+            reject(INVALID_TARGET, PUBLIC_INBOX.description)
         if subject_matches(view.stream.config.subject, subject):
             reject(TARGET_CYCLE)
 
@@ -552,46 +544,18 @@ class ConsumerCalls:
         runner = await self._found(request)
         if not request.link.takes_records:
             return status(ELSEWHERE)
-        reply = self._pull(runner, request.reply, request.payload)
-        return ApiReply(b"", b"", is_silent=True) if reply is None else reply
+        pull = self._parse_pull(runner, request.reply, request.payload)
+        if isinstance(pull, str):
+            return status(pull)
+        runner.pull(request.reply, pull)
+        return ApiReply(b"", b"", is_silent=True)
 
-    def _pull(self, runner: ConsumerRunner, inbox: bytes, payload: bytes) -> ApiReply | None:
-        """Let a consumer serve a pull; return an answer only if it does not."""
-        if runner.config.is_push:
-            return status("409 Consumer is push based")
-        text = payload.strip()
-        body = _NextRequest()
-        if text.startswith(b"{"):
-            try:
-                body = msgspec.json.decode(text, type=_NextRequest)
-            except UNDECODABLE as error:
-                return status(f"400 Bad Request - {error}".replace("\r", " ").replace("\n", " "))
-        elif text.isdigit() and len(text) < 10:
-            body = _NextRequest(batch=int(text))
-        config = runner.config
-        batch, expires = max(1, body.batch or 1), max(0, body.expires or 0)
-        bytes_max, beat = max(0, body.max_bytes or 0), max(0, body.idle_heartbeat or 0)
-        if beat * 2 > expires:
-            return status("400 Bad Request - heartbeat value too large")
-        if batch > min(config.max_batch or BATCH_MAX, BATCH_MAX):
-            return status(f"409 Exceeded MaxRequestBatch of {config.max_batch or BATCH_MAX}")
-        if config.max_expires and expires > config.max_expires:
-            return status(f"409 Exceeded MaxRequestExpires of {config.max_expires / 1e9:g}s")
-        if config.max_bytes and bytes_max > config.max_bytes:
-            return status(f"409 Exceeded MaxRequestMaxBytes of {config.max_bytes}")
+    def _parse_pull(self, runner: ConsumerRunner, inbox: bytes, payload: bytes) -> Pull | str:
+        if not self._leaf.may_send(inbox):
+            # Not 403: nats.js would wait for its heartbeats.
+            return f"400 Bad Request - {PUBLIC_INBOX.description}"
         now_ms = self._api.broker.clock.monotonic_ms()
-        runner.pull(
-            inbox,
-            Pull(
-                inbox,
-                batch=batch,
-                expires_ms=now_ms + expires / NS_PER_MS if expires else None,
-                no_wait=bool(body.no_wait),
-                bytes_max=bytes_max,
-                heartbeat_ms=ms_of(beat),
-            ),
-        )
-        return None
+        return parse_pull(runner.config, inbox, payload, now_ms=now_ms)
 
     # Acknowledgements
 
@@ -656,10 +620,12 @@ class ConsumerCalls:
                 link.flush_answers()
 
         if body.pull is not None:
+            pull = self._parse_pull(runner, reply or b"", body.pull)
             runner.ack("ack", ack)
-            rejection = None if reply is None else self._pull(runner, reply, body.pull)
-            if rejection is not None and reply is not None:
-                link.deliver_with_headers(reply, b"", block=rejection.block)
+            if reply is not None and isinstance(pull, Pull):
+                runner.pull(reply, pull)
+            elif reply is not None and isinstance(pull, str):
+                link.deliver_with_headers(reply, b"", block=status(pull).block)
                 link.flush_answers()
         elif body.kind is not None:
             asked = answer if reply is not None else None

@@ -5,13 +5,14 @@ Rules: a batch shows the stream as it was when it was asked for. A request costs
 """
 
 from functools import partial
-from typing import Annotated, Final
+from typing import Final
 
 import msgspec
 
 from strandline.broker.write_path.partition import Partition
 from strandline.servers.nats.jetstream.api import ApiReply, ApiRequest, JetStreamApi, status
 from strandline.servers.nats.jetstream.errors import BAD_REQUEST, reject, reject_json
+from strandline.servers.nats.jetstream.integers import Count
 from strandline.servers.nats.jetstream.records import (
     StoredMessage,
     check_pattern,
@@ -26,7 +27,7 @@ from strandline.types import TimestampNs
 
 BATCH_BYTES_MAX: Final = 16 << 20
 MULTI_LAST_MAX: Final = 1024
-_Count = Annotated[int, msgspec.Meta(ge=0)] | None
+_Count = Count | None
 
 
 class GetRequest(msgspec.Struct, frozen=True):

@@ -13,6 +13,7 @@ from strandline.errors import (
     UnknownPartitionError,
     UnknownStreamError,
 )
+from strandline.servers.nats.inboxes import PRIVATE_PREFIX
 
 DESCRIPTION_MAX: Final = 1000
 """Characters of a description, which may quote a request at length."""
@@ -53,6 +54,12 @@ CONSUMER_NAME_IN_USE: Final = ApiError(400, 10013, "consumer name already in use
 CONSUMER_EXISTS: Final = ApiError(400, 10148, "consumer already exists")
 NO_CONSUMER: Final = ApiError(400, 10149, "consumer does not exist")
 INVALID_TARGET: Final = ApiError(400, 10112, "invalid push consumer deliver subject")
+PUBLIC_INBOX: Final = ApiError(
+    403,
+    10003,
+    "records are delivered to private inboxes only: set your client's inbox prefix to "
+    f"{PRIVATE_PREFIX}<principal>",
+)
 TARGET_CYCLE: Final = ApiError(400, 10081, "consumer deliver subject forms a cycle")
 TOO_MANY_CONSUMERS: Final = ApiError(400, 10026, "maximum consumers limit reached")
 FILTER_MISMATCH: Final = ApiError(

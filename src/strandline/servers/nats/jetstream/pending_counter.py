@@ -1,9 +1,20 @@
 """The number of records that a consumer has still to get."""
 
+import threading
+from typing import NamedTuple
+
 from strandline.broker.write_path.partition import Partition
 from strandline.servers.nats.jetstream.records import count_matching
 from strandline.servers.nats.jetstream.starts import SubjectHeads
 from strandline.servers.nats.jetstream.state import RecordCounter
+
+
+class _Counted(NamedTuple):
+    """The number of matching records among some offsets, half-open."""
+
+    start: int
+    stop: int
+    records: int
 
 
 class PendingCounter:
@@ -21,13 +32,14 @@ class PendingCounter:
         self._partition = partition
         self._counter = counter
         self._patterns = patterns
-        self._from = self._to = -1
-        self._count = 0
+        self._counted = _Counted(-1, -1, 0)
+        self._lock = threading.Lock()
+        """Held to replace what is counted, never while files are read."""
         self.heads: SubjectHeads | None = None
         """Those that a consumer of the last record per subject begins with."""
 
     def refresh(self, after: int) -> int:
-        """Return how many records follow a sequence; reads only new ones; on a thread."""
+        """Return how many records follow a sequence; reads only new ones; any thread."""
         if self.heads is None:
             return self._refresh(after)
         return self.heads.count_after(after) + self._refresh(max(after, self.heads.end))
@@ -39,16 +51,20 @@ class PendingCounter:
             return self._counter.count(partition, first, end) if first < end else 0
         if partition.retention is not None:  # counted records may have been replaced since
             return count_matching(partition, first, end, patterns=self._patterns)
-        if first != self._from or end < self._to:
-            self._from = self._to = first
-            self._count = 0
-        self._count += count_matching(partition, self._to, end, patterns=self._patterns)
-        self._to = max(self._to, end)
-        return self._count
+        before = counted = self._counted
+        if first != counted.start or end < counted.stop:
+            counted = _Counted(first, first, 0)
+        more = count_matching(partition, counted.stop, end, patterns=self._patterns)
+        counted = _Counted(first, max(counted.stop, end), counted.records + more)
+        with self._lock:
+            if self._counted is before:  # else deliveries or another thread came first
+                self._counted = counted
+        return counted.records
 
     def passed(self, after: int, count: int) -> None:
         """``count`` records up to a sequence were delivered."""
         if self.heads is not None and after <= self.heads.end:
             return
-        self._from, self._count = after, max(0, self._count - count)
-        self._to = max(self._to, after)
+        with self._lock:
+            _, stop, left = self._counted
+            self._counted = _Counted(after, max(stop, after), max(0, left - count))

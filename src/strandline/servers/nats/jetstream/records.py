@@ -9,16 +9,19 @@ that. ``state`` counts records.
 import base64
 from typing import Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from strandline.api.tickets import ReadRequest
 from strandline.broker.read_path.subject_retention import RetainedSearch, SubjectRetention
 from strandline.broker.read_path.subject_search import SubjectSearch, Tally
 from strandline.broker.write_path.partition import Partition
-from strandline.errors import InvalidRecordError, InvalidSubjectError
+from strandline.errors import InvalidRecordError, InvalidSubjectError, OffsetOutOfRangeError
 from strandline.reading.cursor import Cursor, PartitionRange
 from strandline.reading.descending import DescendingCursor
-from strandline.record.codec import Headers
+from strandline.record.batch import read_header
+from strandline.record.codec import Headers, decode_batches
+from strandline.record.decode import walk
 from strandline.record.subjects import subject_matches, validate_subject
 from strandline.servers.nats.headers import encode_headers
 from strandline.servers.nats.ingest import KEY_HEADER
@@ -33,6 +36,10 @@ from strandline.servers.nats.jetstream.times import format_time
 from strandline.types import Offset
 
 BATCH_BYTES: Final = 2 << 20
+FIRST_BYTES: Final = 8 << 10
+"""Read to find one record; at least its batch."""
+NEIGHBOUR_OFFSETS: Final = 8
+"""Records at most this far apart are read together, with those between them."""
 SEARCH_BYTES_MAX: Final = 256 << 20
 SUBJECTS_PER_PAGE: Final = 100_000
 PORTION_BYTES: Final = 256 << 10
@@ -78,7 +85,69 @@ def message_at(partition: Partition, offset: int) -> StoredMessage | None:
     """Return the record at an offset, or None if it is not there or was removed."""
     if not partition.log_start_offset <= offset < partition.last_stable_offset:
         return None
-    return _first(open_cursor(partition, offset, offset + 1, columns=COLUMNS))
+    return _first(partition, offset, offset + 1)
+
+
+def messages_at(partition: Partition, offsets: list[int]) -> dict[int, StoredMessage | None]:
+    """Read records at some offsets: neighbours together, and each batch once.
+
+    Returns:
+        Records by sequence; None: it is not there or was removed. The first one is always among
+        them, the others for as long as no more than ``PORTION_BYTES`` were read.
+    """
+    found: dict[int, StoredMessage | None] = {}
+    wanted, size = sorted(offsets), 0
+    first = wanted.index(offsets[0])
+    for run in _neighbours([*wanted[first:], *wanted[:first]]):
+        while size < PORTION_BYTES and (left := [each for each in run if each + 1 not in found]):
+            # A lone record may be one of many in its batch, but nothing behind it is wanted.
+            bytes_max = PORTION_BYTES - size if len(left) > 1 else 1
+            size += _read_run(partition, left, bytes_max, wanted=wanted, found=found)
+    return found
+
+
+def _neighbours(offsets: list[int]) -> list[list[int]]:
+    """Divide offsets into runs that are read together."""
+    runs: list[list[int]] = []
+    for each in offsets:
+        if runs and 0 < each - runs[-1][-1] <= NEIGHBOUR_OFFSETS:
+            runs[-1].append(each)
+        else:
+            runs.append([each])
+    return runs
+
+
+def _read_run(
+    partition: Partition,
+    run: list[int],
+    bytes_max: int,
+    *,
+    wanted: list[int],
+    found: dict[int, StoredMessage | None],
+) -> int:
+    """Read batches from the first offset of a run on, and find what is wanted in them.
+
+    Returns:
+        How many bytes were read.
+    """
+    start, stop = run[0], run[-1] + 1
+    if not partition.log_start_offset <= start < partition.last_stable_offset:
+        found[start + 1] = None
+        return 0
+    try:
+        buffer = partition.read(Offset(start), bytes_max, below=Offset(stop))
+    except OffsetOutOfRangeError:
+        if start >= partition.log_start_offset:
+            raise
+        return 0  # it was just deleted
+    for batch in decode_batches(buffer, columns=COLUMNS):
+        is_wanted = np.isin(batch.column("offset").to_numpy(), wanted)
+        found |= {m.sequence: m for m in messages_of(batch.take(np.flatnonzero(is_wanted)))}
+    end, view = stop, memoryview(buffer)
+    if buffer.size:
+        end = read_header(view, walk(view)[-1][0]).next_offset
+    found |= {each + 1: None for each in run if each < end and each + 1 not in found}
+    return int(buffer.size)
 
 
 def next_message(partition: Partition, offset: int, pattern: str = ">") -> StoredMessage | None:
@@ -89,7 +158,7 @@ def next_message(partition: Partition, offset: int, pattern: str = ">") -> Store
     """
     start, end = max(offset, partition.log_start_offset), partition.last_stable_offset
     if pattern == ">":
-        return _first(open_cursor(partition, start, end, columns=COLUMNS)) if start < end else None
+        return _first(partition, start, end) if start < end else None
     if start >= end:
         return None
     found = _search(open_cursor(partition, start, end, columns=["offset"], pattern=pattern))
@@ -154,9 +223,15 @@ def _newest_between(
     return _search(DescendingCursor(request, extent, names=["offset"]))
 
 
-def _request(partition: Partition, columns: list[str], pattern: str | None) -> ReadRequest:
+def _request(
+    partition: Partition,
+    columns: list[str],
+    pattern: str | None,
+    *,
+    batch_bytes: int = BATCH_BYTES,
+) -> ReadRequest:
     return ReadRequest(
-        stream=partition.name.stream, columns=columns, subject=pattern, batch_bytes=BATCH_BYTES
+        stream=partition.name.stream, columns=columns, subject=pattern, batch_bytes=batch_bytes
     )
 
 
@@ -167,14 +242,17 @@ def open_cursor(
     *,
     columns: list[str],
     pattern: str | None = None,
+    batch_bytes: int = BATCH_BYTES,
 ) -> Cursor[Partition]:
     """Return a cursor over some offsets."""
     extent = PartitionRange(partition, Offset(start), Offset(stop), may_move=True)
-    return Cursor(_request(partition, columns, pattern), extent, names=columns)
+    request = _request(partition, columns, pattern, batch_bytes=batch_bytes)
+    return Cursor(request, extent, names=columns)
 
 
-def _first(cursor: Cursor[Partition]) -> StoredMessage | None:
-    """Return the first record of a read without a filter."""
+def _first(partition: Partition, start: int, stop: int) -> StoredMessage | None:
+    """Return the first record of some offsets."""
+    cursor = open_cursor(partition, start, stop, columns=COLUMNS, batch_bytes=FIRST_BYTES)
     while cursor.has_more:
         for batch, _ in cursor.read():
             return next(iter(messages_of(batch.slice(0, 1))))

@@ -3,9 +3,12 @@
 Rules:
 - one task per consumer does everything in rounds. A round reads, delivers to waiting pulls, stores
   the state, and then sends: so nobody gets a record whose delivery a crash could forget, and
-  numbers of deliveries never go back. An acknowledgement that asks for an answer gets it then, too;
-- only a durable consumer's state is stored. Another one ends with its broker, or when it was not
-  used for its threshold;
+  numbers of deliveries never go back. An acknowledgement that asks for an answer gets it then, too.
+  If the state cannot be stored, a later round sends. The wait for an acknowledgement begins when a
+  record is sent;
+- a round that reads for long sends what it has, and the next one continues;
+- only a durable consumer's state is stored. The larger it is, the longer the next round waits.
+  Another consumer ends with its broker, or when it was not used for its threshold;
 - a consumer without waiting pulls costs nothing but its memory;
 - a pull ends when its inbox has lost its receiver. A push consumer delivers while somebody
   subscribes to its subject, as its queue group if it has one.
@@ -15,14 +18,14 @@ import asyncio
 import logging
 import secrets
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any, Final, NamedTuple, cast
 
 import msgspec
 
 from strandline.broker.write_path.partition import Partition
 from strandline.clock import Clock
-from strandline.core.consumers.consumer import ENDLESS, AckKind, Pull, PullConsumer, Wanted
+from strandline.core.consumers.consumer import ENDLESS, AckKind, PullConsumer, Wanted
 from strandline.core.consumers.effects import (
     DeliverRecord,
     Effect,
@@ -31,14 +34,16 @@ from strandline.core.consumers.effects import (
     SendHeartbeat,
 )
 from strandline.core.consumers.flow import FlowWindow
+from strandline.core.consumers.pulls import Pull
 from strandline.errors import StaleMemberError, StrandlineError, UnknownGroupError
 from strandline.servers.nats.headers import VERSION_LINE, encode_headers
 from strandline.servers.nats.jetstream.consumer_config import ConsumerConfig
 from strandline.servers.nats.jetstream.consumer_info import ConsumerInfo, KeptConsumer, Position
 from strandline.servers.nats.jetstream.errors import ApiRejection
+from strandline.servers.nats.jetstream.integers import INT64_MAX
 from strandline.servers.nats.jetstream.pacing import Pacer
 from strandline.servers.nats.jetstream.pending_counter import PendingCounter
-from strandline.servers.nats.jetstream.records import StoredMessage, message_at, read_some
+from strandline.servers.nats.jetstream.records import StoredMessage, messages_at, read_some
 from strandline.servers.nats.jetstream.starts import find_heads
 from strandline.servers.nats.jetstream.state import RecordCounter
 from strandline.servers.nats.jetstream.subjects import AckSubject, format_ack, format_flow
@@ -48,6 +53,7 @@ from strandline.servers.nats.jetstream.times import (
     ms_of,
     parse_time,
 )
+from strandline.servers.nats.jetstream.waiting_inboxes import WaitingInboxes
 from strandline.servers.nats.leaf_link import LeafClient
 from strandline.servers.tasks import end_task, start_task
 
@@ -55,6 +61,13 @@ logger = logging.getLogger(__name__)
 
 ROUND_MESSAGES: Final = 512
 ROUND_BYTES: Final = 1 << 20
+ROUND_MS: Final = 20
+"""After this time a round reads no further if it has something to send."""
+STORE_REST_MS: Final = 0.002
+"""How long no state is stored after another, for each pending record: a durable consumer stores all
+of them each time, which takes about a tenth of this on the event loop."""
+STORE_REST_MS_MIN: Final = 1.0
+"""A shorter rest saves nothing."""
 RETRY_S: Final = 1.0
 FLOW_REQUEST: Final = "100 FlowControl Request"
 DELETED: Final = "409 Consumer Deleted"
@@ -111,12 +124,19 @@ class ConsumerRunner:
         self._search = partition.find_runs(*kept.config.filters)
         self._fresh: deque[StoredMessage] = deque()
         """Read ahead, in order."""
+        self._overdue: dict[int, StoredMessage | None] = {}
+        """Read ahead of records due for redelivery, by sequence; None: it is no longer there."""
+        self._effects: list[Effect] = []
+        """Decided; they wait until the state is stored."""
+        self._outgoing: list[_Outgoing] = []
+        """The messages of their deliveries."""
         self._read_to = -1
         """The offset to read on from; -1: unknown."""
         self._answers: list[Answer] = []
-        self._seen: set[bytes] = set()
-        """Inboxes of pulls that were seen to have a receiver."""
+        self._inboxes = WaitingInboxes(host.leaf, self.core.pulls)
         self._pacer = self._new_pacer()
+        self._store_from_ms = 0.0
+        """Before this time no round begins, so that acknowledgements are stored together."""
         self._due_ms = 0.0
         """Before this time the next record must not be delivered."""
         self._wake = asyncio.Event()
@@ -139,7 +159,8 @@ class ConsumerRunner:
         """For how long nothing is delivered because somebody has paused it."""
         if not self.config.pause_until:
             return 0
-        return max(0, parse_time(self.config.pause_until) - self._host.clock.now_ns())
+        left_ns = parse_time(self.config.pause_until) - self._host.clock.now_ns()
+        return min(max(0, left_ns), INT64_MAX)  # clients read it as an int64
 
     def _new_pacer(self) -> Pacer:
         is_original = self.config.replay_policy == "original"
@@ -158,6 +179,7 @@ class ConsumerRunner:
         if self._host.leaf.has_lost(inbox):
             return
         self._send_all(self.core.pull(pull, self._now_ms), [])
+        self._inboxes.add(inbox)
         self._wake.set()
 
     def ack(
@@ -197,15 +219,23 @@ class ConsumerRunner:
         self._is_begun = True
         self.interest_changed()
 
-    def interest_changed(self) -> None:
-        """Handle subjects that have gained or lost receivers."""
+    def interest_changed(self, changed: Collection[bytes] | None = None) -> None:
+        """Handle subjects that have gained or lost receivers; None: any may have."""
         if not self.config.is_push:
-            self._drop_dead_pulls()
+            self._drop_dead_pulls(changed)
             return
         subject, queue = self._push_target
         is_bound = self._is_begun and self._host.leaf.is_subscribed(subject, queue)
         if is_bound != self.is_bound:
             self._rebind(is_bound=is_bound)
+
+    def _drop_dead_pulls(self, changed: Collection[bytes] | None) -> None:
+        if not self._host.leaf.knows_interest or not self.core.pulls:
+            return
+        for inbox in self._inboxes.lost(changed):
+            self.core.drop_pull(inbox)
+            self._used_ms = self._now_ms
+            self._wake.set()  # else nobody notices when the threshold of inactivity is over
 
     def reconnected(self) -> None:
         """Handle a new connection: messages and flow control requests under way may be lost."""
@@ -249,6 +279,7 @@ class ConsumerRunner:
             self.kept.config = config
             self.core.policy = config.policy
             if self._push_target != before:
+                self._effects, self._outgoing = [], []
                 self.core.expire_all(self._now_ms)
                 self._rebind(is_bound=False)
                 self.interest_changed()
@@ -281,15 +312,16 @@ class ConsumerRunner:
         Raises:
             ApiRejection: its records are not counted yet.
         """
+        # At once, and as of now: a round may be under way, which waits for files and for storage.
         state = self.kept.state
-        async with self._round_lock:
-            pending = await self._count()
+        delivered = Position(state.delivered_consumer, state.delivered_stream)
+        pending = await self._count()
         return ConsumerInfo(
             stream_name=self.stream,
             name=self.config.name,
             created=format_time(self.kept.created_ns),
             config=self.config,
-            delivered=Position(state.delivered_consumer, state.delivered_stream),
+            delivered=delivered,
             ack_floor=Position(state.floor_consumer, state.floor_stream),
             num_ack_pending=len(state.pending),
             num_redelivered=self.core.redelivered,
@@ -306,6 +338,9 @@ class ConsumerRunner:
     async def _run(self) -> None:
         """Do rounds until it is over."""
         while not self.is_over:
+            rest_ms = self._store_from_ms - self._now_ms
+            if rest_ms > STORE_REST_MS_MIN:
+                await asyncio.sleep(rest_ms / 1e3)
             self._wake.clear()
             try:
                 async with self._round_lock:
@@ -374,32 +409,46 @@ class ConsumerRunner:
             UnknownGroupError: the consumer was deleted.
             StrandlineError: the partition cannot be read, or the state not be stored now.
         """
-        if not self.config.is_push:
-            self._drop_dead_pulls()
+        if self.core.pulls:
+            self._used_ms = self._now_ms  # also if the last pull ends in this round
         # What does not depend on this round's deliveries does not wait for the disk.
         self._send_all(self.core.tick(self._now_ms), [])
-        answers, self._answers = self._answers, []
-        effects: list[Effect] = []
-        outgoing: list[_Outgoing] = []
         try:
-            is_busy = await self._collect(effects, outgoing)
-            # An answer needs a stored state also if nothing has changed: another broker may lead.
-            if self.core.is_changed or answers:
-                self.core.is_changed = False
-                if self.is_durable:
-                    await self._host.keep(self)
-        except BaseException:
-            self._answers = answers + self._answers
-            self.core.is_changed = True
-            if self.config.ack_policy == "none":
-                self._send_all(effects, outgoing)  # else they would not be delivered
+            is_busy = await self._collect()
+        except (StrandlineError, ApiRejection):
+            await self._commit()  # what was decided before
             raise
-        for answer in answers:
-            answer()
-        self._send_all(effects, outgoing)
+        await self._commit()
         return is_busy
 
-    async def _collect(self, effects: list[Effect], outgoing: list[_Outgoing]) -> bool:
+    async def _commit(self) -> None:
+        """Store the state; then send and answer what depends on it.
+
+        Raises:
+            UnknownGroupError: the consumer was deleted.
+            StrandlineError: the state cannot be stored now; a later call sends and answers.
+        """
+        answers, self._answers = self._answers, []
+        # An answer needs a stored state also if nothing has changed: another broker may lead.
+        if self.core.is_changed or answers:
+            self.core.is_changed = False
+            try:
+                if self.is_durable:
+                    rest_ms = len(self.kept.state.pending) * STORE_REST_MS
+                    await self._host.keep(self)
+                    self._store_from_ms = self._now_ms + rest_ms
+            except BaseException:
+                self._answers = answers + self._answers
+                self.core.is_changed = True
+                raise
+        effects, self._effects = self._effects, []
+        outgoing, self._outgoing = self._outgoing, []
+        self._send_all(effects, outgoing)
+        # Last: a record must not be sent again after an acknowledgement of it was answered.
+        for answer in answers:
+            answer()
+
+    async def _collect(self) -> bool:
         """Let the core decide what waiting pulls get; read the records for it.
 
         Returns:
@@ -408,23 +457,28 @@ class ConsumerRunner:
         Raises:
             StrandlineError, ApiRejection: nothing can be read; what was decided before is decided.
         """
-        core, pending, size = self.core, -1, 0
-        while len(outgoing) < ROUND_MESSAGES and size < ROUND_BYTES:
+        core, pending, size, read_to_ms = self.core, -1, 0, self._now_ms + ROUND_MS
+        while len(self._outgoing) < ROUND_MESSAGES and size < ROUND_BYTES:
             wanted = self._wanted()
             if wanted is None:
                 return False
             if pending < 0:
                 pending = await self._count()
+                continue  # something may have come in while they were counted
             message, is_end = self._buffered(wanted), False
             if message is None:
+                if self._outgoing and self._now_ms > read_to_ms:
+                    return True
                 message, is_end = await self._read(wanted)
                 if core.wanted() != wanted:
                     continue  # something came in while it was read
             if message is not None and self._is_early(message):
                 return False
             if message is not None:
-                is_new = self._decide(message, pending, effects=effects, outgoing=outgoing)
-                if is_new and not wanted.is_again:
+                is_sent = self._decide(message, pending)
+                if is_sent and wanted.is_again:
+                    del self._overdue[wanted.sequence]
+                elif is_sent:
                     pending = max(0, pending - 1)
                     self._fresh.popleft()
                     self._pending.passed(message.sequence, 1)
@@ -432,7 +486,7 @@ class ConsumerRunner:
             elif wanted.is_again:
                 core.skip(wanted.sequence)
             elif is_end:
-                effects += core.exhausted()
+                self._effects += core.exhausted()
                 return False
         return True
 
@@ -455,31 +509,25 @@ class ConsumerRunner:
         self._due_ms = self._pacer.due_ms(message.sequence, message.time_ns)
         return self._due_ms > self._now_ms
 
-    def _decide(
-        self,
-        message: StoredMessage,
-        pending: int,
-        *,
-        effects: list[Effect],
-        outgoing: list[_Outgoing],
-    ) -> bool:
+    def _decide(self, message: StoredMessage, pending: int) -> bool:
         """Let a pull have a message; return whether one has got it."""
         message = self._shown(message)
         is_new = message.sequence > self.kept.state.delivered_stream
         left = max(0, pending - 1) if is_new else pending
         size = self._size(message)
         decided = self.core.deliver(message.sequence, size, self._now_ms)
-        effects += decided
+        self._effects += decided
         sent = [each for each in decided if isinstance(each, DeliverRecord)]
         if sent:
             self._pacer.sent(message.time_ns, size, self._now_ms)
-        outgoing += (_Outgoing(each, message, left) for each in sent)
+        self._outgoing += (_Outgoing(each, message, left) for each in sent)
         return bool(sent)
 
     def _buffered(self, wanted: Wanted) -> StoredMessage | None:
-        """Return the message that is wanted, if it is new and was read ahead."""
+        """Return the message that is wanted, if it was read ahead."""
         if wanted.is_again:
-            return None
+            is_kept = wanted.sequence > self.partition.log_start_offset
+            return self._overdue.get(wanted.sequence) if is_kept else None
         first = max(wanted.sequence, self.partition.log_start_offset + 1)
         while self._fresh and self._fresh[0].sequence < first:
             self._fresh.popleft()  # delivered, or deleted since it was read
@@ -488,9 +536,20 @@ class ConsumerRunner:
     async def _read(self, wanted: Wanted) -> tuple[StoredMessage | None, bool]:
         """Return the requested message, and if there is none whether that is the end."""
         if wanted.is_again:
-            found = await self._host.on_thread(message_at, self.partition, wanted.sequence - 1)
-            return cast("StoredMessage | None", found), False
+            return await self._read_overdue(wanted.sequence), False
         return await self._read_fresh(wanted.sequence)
+
+    async def _read_overdue(self, sequence: int) -> StoredMessage | None:
+        """Return a record that is due for redelivery, and read others that are due ahead."""
+        if sequence not in self._overdue:
+            due = self.core.due(ROUND_MESSAGES)
+            # Some may have been acknowledged since they were read.
+            kept = {each: self._overdue[each] for each in due if each in self._overdue}
+            if sum(len(each.payload) for each in kept.values() if each) > ROUND_BYTES:
+                kept = {}  # they are due in another order than they are stored in
+            offsets = [each - 1 for each in due if each not in kept]
+            self._overdue = kept | await self._host.on_thread(messages_at, self.partition, offsets)
+        return self._overdue[sequence]
 
     async def _count(self) -> int:
         """Return how many records the consumer has still to get."""
@@ -535,25 +594,13 @@ class ConsumerRunner:
         subject = len(message.subject.encode()) + len(self.stream) + len(self.config.name) + 40
         return subject + len(message.block) + len(message.payload)
 
-    def _drop_dead_pulls(self) -> None:
-        leaf = self._host.leaf
-        if not leaf.knows_interest:
-            return
-        for pull in list(self.core.pulls):
-            inbox = pull.token
-            assert isinstance(inbox, bytes), "pulls are named by their inboxes"
-            if leaf.has_interest(inbox):
-                self._seen.add(inbox)
-            elif inbox in self._seen or leaf.has_lost(inbox):
-                self.core.drop_pull(inbox)
-        self._seen &= {cast("bytes", pull.token) for pull in self.core.pulls}
-
     def _send_all(self, effects: list[Effect], outgoing: list[_Outgoing]) -> None:
         records = iter(outgoing)
         for effect in effects:
             match effect:
-                case DeliverRecord():
+                case DeliverRecord(sequence=sequence):
                     self._deliver(next(records))
+                    self.core.sent(sequence, self._now_ms)
                 case EndPull(token, text, left, size):
                     self._send_status(token, text, _pending_headers(left, size))
                 case SendHeartbeat(token, consumer, stream, request):

@@ -15,6 +15,7 @@ import msgspec
 from strandline.broker.internal import is_internal
 from strandline.config import StreamConfig
 from strandline.servers.nats.jetstream.errors import NO_REPLICAS, reject, reject_config
+from strandline.servers.nats.jetstream.integers import INT64_MAX, Int64
 from strandline.servers.nats.jetstream.times import NS_PER_MS, ZERO_TIME, ms_of
 from strandline.servers.nats.jetstream.views import JetStreamView, shown_name
 
@@ -47,7 +48,7 @@ UNSUPPORTED: Final = (
 )
 """Settings that mean something here only when they ask for nothing."""
 
-_Whole = int | None
+_Whole = Int64 | None
 
 
 class StreamConfigRequest(msgspec.Struct, frozen=True):
@@ -141,15 +142,20 @@ def jetstream_config(config: StreamConfig, view: JetStreamView | None = None) ->
         subjects=(config.subject,),
         max_msgs=config.retention_records or UNLIMITED,
         max_bytes=config.retention_bytes or UNLIMITED,
-        max_age=config.retention_age_ms * NS_PER_MS,
+        max_age=_ns(config.retention_age_ms),
         num_replicas=config.replicas,
         no_ack=not config.pub_ack,
-        duplicate_window=config.dedup_window_ms * NS_PER_MS,
+        duplicate_window=_ns(config.dedup_window_ms),
         max_msgs_per_subject=config.max_records_per_subject or UNLIMITED,
         allow_rollup_hdrs=config.max_records_per_subject > 0,
         description=config.description or msgspec.UNSET,
         metadata=metadata,
     )
+
+
+def _ns(duration_ms: int) -> int:
+    """Return a duration in nanoseconds, which clients read as an int64."""
+    return min(duration_ms * NS_PER_MS, INT64_MAX)
 
 
 def stream_config(request: StreamConfigRequest, *, is_cluster: bool) -> StreamConfig:

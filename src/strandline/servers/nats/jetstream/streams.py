@@ -1,7 +1,7 @@
 """The stream operations of the JetStream API."""
 
 import asyncio
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import msgspec
 
@@ -19,6 +19,7 @@ from strandline.errors import (
 )
 from strandline.reading.descending import offset_before_end
 from strandline.record.subjects import is_reserved, subject_covers, subjects_overlap
+from strandline.servers.nats.inboxes import is_private
 from strandline.servers.nats.jetstream.api import (
     PEER_TIMEOUT_S,
     ApiReply,
@@ -36,6 +37,7 @@ from strandline.servers.nats.jetstream.errors import (
     BAD_REQUEST,
     NO_MESSAGE,
     NO_PEERS,
+    PUBLIC_INBOX,
     STREAM_EXISTS,
     STREAM_MISMATCH,
     STREAM_NOT_FOUND,
@@ -47,6 +49,7 @@ from strandline.servers.nats.jetstream.errors import (
     reject_config,
     reject_purge,
 )
+from strandline.servers.nats.jetstream.integers import Count
 from strandline.servers.nats.jetstream.records import (
     SUBJECTS_PER_PAGE,
     StoredMessage,
@@ -81,7 +84,7 @@ UNLIMITED_ACCOUNT: Final = {
     "max_bytes_required": False,
 }
 
-_Count = Annotated[int, msgspec.Meta(ge=0)] | None
+_Count = Count | None
 
 
 class _PageRequest(msgspec.Struct, frozen=True):
@@ -379,7 +382,10 @@ class StreamCalls:
         return direct_reply(request, body, await self._message(request, body))
 
     async def _partition(self, request: ApiRequest) -> Partition:
-        """Return the partition of a request, once all that was acknowledged is known here."""
+        """Return the partition of a request for records, once all acknowledged ones are known."""
+        is_seen = self._config.auth.enabled and request.link.takes_records
+        if is_seen and not is_private(request.reply):
+            reject(PUBLIC_INBOX)  # everybody may subscribe there
         view = self._api.view(request)
         if not view.is_exact:
             reject(BAD_REQUEST, _several(view))

@@ -13,7 +13,8 @@ ZERO_TIME: Final = "0001-01-01T00:00:00Z"
 """Go's time of nothing."""
 SECONDS_LENGTH: Final = len("0001-01-01T00:00:00")
 _TIME: Final = re.compile(
-    r"(\d{4})-(\d\d)-(\d\d)[Tt ](\d\d):(\d\d):(\d\d)(?:\.(\d{1,12}))?(?:[Zz]|([+-])(\d\d):(\d\d))",
+    r"(\d{4})-(\d\d)-(\d\d)[Tt ](\d\d):(\d\d):(\d\d)(?:\.(\d{1,12}))?"
+    r"(?:[Zz]|([+-])([01]\d|2[0-3]):([0-5]\d))",
     re.ASCII,
 )
 

@@ -1,5 +1,7 @@
 """Consumers' settings, and the subjects of acknowledgements: any JSON and any text."""
 
+import json
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -113,8 +115,35 @@ def test_what_is_fixed_cannot_be_updated():
         check_update(before, asked(ack_policy="all"))
 
 
+WHOLE = [
+    "opt_start_seq",
+    "ack_wait",
+    "max_deliver",
+    "max_waiting",
+    "max_ack_pending",
+    "max_batch",
+    "max_expires",
+    "max_bytes",
+    "inactive_threshold",
+    "num_replicas",
+    "idle_heartbeat",
+    "rate_limit_bps",
+]
+
+
+@pytest.mark.parametrize("field", WHOLE)
+def test_a_number_beyond_int64_is_invalid_json(field):
+    """Whichever it is: none is met that does not fit a float, or a client's integer."""
+    for number in (1 << 63, 1 << 64, 10**400, -(1 << 63) - 1, -(10**400)):
+        for body in ({field: number}, {"backoff": [number]}):
+            text = str({"config": body}).replace("'", '"')
+            with pytest.raises(msgspec.ValidationError):
+                msgspec.json.decode(text, type=CreateConsumerRequest)
+
+
+numbers = st.integers() | st.integers(1, 500).map(lambda digits: 10**digits)
 values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    st.none() | st.booleans() | numbers | st.text(max_size=5),
     lambda inner: (
         st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2)
     ),
@@ -128,14 +157,15 @@ values = st.recursive(
 def test_any_configuration_is_settings_or_an_error(body):
     """And settings are read back as they were stored."""
     try:
-        decoded = msgspec.json.decode(
-            msgspec.json.encode({"config": body}), type=CreateConsumerRequest
-        )
+        decoded = msgspec.json.decode(json.dumps({"config": body}), type=CreateConsumerRequest)
         config = consumer_config(ApiCall("CONSUMER.CREATE", "S", "c"), decoded, "x")
     except (ValueError, ApiRejection):
         return
     assert msgspec.json.decode(msgspec.json.encode(config), type=ConsumerConfig) == config
     assert config.policy.ack_wait_ms > 0
+    backoff = config.policy.backoff_ms
+    assert all(0.5 + each < 1 << 62 for each in (config.policy.ack_wait_ms, *backoff))
+    assert abs(config.max_deliver) <= 1 << 63
 
 
 names = st.text(

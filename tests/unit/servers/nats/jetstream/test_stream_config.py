@@ -1,5 +1,7 @@
 """Streams' settings between JetStream and here."""
 
+import json
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -9,6 +11,7 @@ from strandline.config import StreamConfig
 from strandline.core.metadata.streams import check_stream_config
 from strandline.errors import StrandlineError
 from strandline.servers.nats.jetstream.errors import ApiRejection
+from strandline.servers.nats.jetstream.integers import INT64_MAX
 from strandline.servers.nats.jetstream.stream_config import (
     UNSUPPORTED,
     StreamConfigRequest,
@@ -84,8 +87,9 @@ def test_changes_are_named():
     assert changed_settings(before, after) == ["max_msgs"]
 
 
+numbers = st.integers() | st.integers(1, 500).map(lambda digits: 10**digits)
 values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    st.none() | st.booleans() | numbers | st.text(max_size=5),
     lambda inner: (
         st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2)
     ),
@@ -97,9 +101,20 @@ values = st.recursive(
 def test_any_configuration_is_settings_or_an_error(body):
     """Whatever JSON a client sends; settings are then checked like anybody's."""
     try:
-        request = msgspec.json.decode(msgspec.json.encode(body), type=StreamConfigRequest)
+        request = msgspec.json.decode(json.dumps(body), type=StreamConfigRequest)
         config = stream_config(request, is_cluster=True)
         check_stream_config(config, is_cluster=True)
     except (ValueError, ApiRejection, StrandlineError):
         return
-    assert changed_settings(jetstream_config(config), jetstream_config(config)) == []
+    shown = jetstream_config(config)
+    assert changed_settings(shown, jetstream_config(config)) == []
+    for number in (shown.max_msgs, shown.max_bytes, shown.max_age, shown.duplicate_window):
+        assert number <= INT64_MAX
+    assert shown.num_replicas <= INT64_MAX
+
+
+def test_durations_are_shown_as_int64():
+    """A duration of whole milliseconds may be larger than what clients in Go can read."""
+    longest = asked(name="s", subjects=["s"], max_age=INT64_MAX, duplicate_window=INT64_MAX)
+    shown = jetstream_config(longest)
+    assert shown.max_age == shown.duplicate_window == INT64_MAX

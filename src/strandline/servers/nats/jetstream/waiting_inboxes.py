@@ -1,0 +1,91 @@
+"""The inboxes of a consumer's waiting pulls, and which of them have lost their receivers.
+
+Rules: clients subscribe and unsubscribe all the time, and most of it concerns no waiting pull. So
+the inboxes are sorted, and only those are looked at that a changed subject or pattern covers.
+Inboxes of pulls that wait no longer stay until they are most.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Collection
+from typing import Final, Protocol
+
+from strandline.core.consumers.pulls import PullQueue
+
+OUTDATED_MIN: Final = 1_000
+AFTER_DOT: Final = b"/"
+"""The byte that follows a dot: what begins with ``a.`` sorts before ``a/``."""
+
+
+class InterestView(Protocol):
+    """What is known about the receivers of inboxes."""
+
+    def has_interest(self, inbox: bytes) -> bool:
+        """Return whether a client is known to receive an inbox."""
+        ...
+
+    def has_lost(self, inbox: bytes) -> bool:
+        """Return whether an inbox has lost its receiver a moment ago and has none now."""
+        ...
+
+
+class WaitingInboxes:
+    """The inboxes of a queue of pulls.
+
+    Args:
+        leaf: knows who receives.
+        pulls: the queue; a pull's token is its inbox.
+    """
+
+    def __init__(self, leaf: InterestView, pulls: PullQueue) -> None:
+        self._leaf = leaf
+        self._pulls = pulls
+        self._sorted: list[bytes] = []
+        self._known: set[bytes] = set()
+        self._seen: set[bytes] = set()
+        """Those that were seen to have a receiver."""
+
+    def add(self, inbox: bytes) -> None:
+        """Add the inbox of a pull that waits now."""
+        if self._leaf.has_interest(inbox):
+            self._seen.add(inbox)
+        else:
+            self._seen.discard(inbox)  # the receiver of an earlier pull
+        if inbox in self._known:
+            return
+        self._known.add(inbox)
+        insort(self._sorted, inbox)
+        if len(self._sorted) > OUTDATED_MIN + 2 * len(self._pulls):
+            self._sorted = [each for each in self._sorted if self._pulls.has(each)]
+            self._known = set(self._sorted)
+            self._seen &= self._known
+
+    def lost(self, changed: Collection[bytes] | None) -> list[bytes]:
+        """Return those whose receivers are gone.
+
+        Args:
+            changed: subjects and patterns that have gained or lost receivers; None: any may have.
+        """
+        lost = []
+        for inbox in self._concerned(changed):
+            if not self._pulls.has(inbox):
+                continue
+            if self._leaf.has_interest(inbox):
+                self._seen.add(inbox)
+            elif inbox in self._seen or self._leaf.has_lost(inbox):
+                lost.append(inbox)
+        return lost
+
+    def _concerned(self, changed: Collection[bytes] | None) -> Collection[bytes]:
+        if changed is None or len(changed) > len(self._sorted):
+            return self._sorted
+        found: set[bytes] = set()
+        for subject in changed:
+            if subject == b">":
+                return self._sorted
+            if subject.endswith((b".>", b".*")):
+                start, end = subject[:-1], subject[:-2] + AFTER_DOT
+                first = bisect_left(self._sorted, start)
+                found.update(self._sorted[first : bisect_left(self._sorted, end)])
+            elif subject in self._known:
+                found.add(subject)
+        return found
