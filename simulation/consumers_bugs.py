@@ -42,6 +42,12 @@ CONSUMER_BUGS: Final = (
         "in ()",
     ),
     SourceRewrite(
+        "nobody waits for the acknowledgement of a record that was sent",
+        f"{_CORE}.sent",
+        "== math.inf",
+        "is None",
+    ),
+    SourceRewrite(
         "a refused record does not come again",
         f"{_CORE}.ack",
         "self._expect_ack(sequence, due_ms)",

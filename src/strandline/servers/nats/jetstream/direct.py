@@ -17,7 +17,7 @@ from strandline.servers.nats.jetstream.records import (
     StoredMessage,
     check_pattern,
     count_matching,
-    message_at,
+    messages_at,
     read_some,
     tally_subjects,
 )
@@ -168,8 +168,11 @@ class DirectBatches:
         if len(offsets) > MULTI_LAST_MAX:
             return status("413 Too Many Results")
         batch = _Batch(request, body, len(offsets))
-        for offset in offsets:
-            message = await self._api.on_thread(message_at, partition, offset)
+        read: dict[int, StoredMessage | None] = {}
+        for number, offset in enumerate(offsets):
+            if offset + 1 not in read:
+                read = await self._api.on_thread(messages_at, partition, offsets[number:])
+            message = read[offset + 1]
             if message is not None and not batch.send(message):
                 break
         return batch.end(("Nats-UpTo-Sequence", stop))
