@@ -66,9 +66,9 @@ class RemotePartition(Partition):
     def read(
         self,
         offset: Offset,  # noqa: ARG002  nothing to read
-        bytes_max: int,  # noqa: ARG002
+        bytes_max: int,  # noqa: ARG002  nothing to read
         *,
-        below: Offset | None = None,  # noqa: ARG002
+        below: Offset | None = None,  # noqa: ARG002  nothing to read
     ) -> NoReturn:
         """Redirect the reader.
 

@@ -12,6 +12,7 @@ from strandline.errors import UnavailableError
 from strandline.servers.nats.jetstream import runner as runner_module
 from strandline.servers.nats.jetstream.consumer_config import ConsumerConfig
 from strandline.servers.nats.jetstream.consumer_info import KeptConsumer
+from strandline.servers.nats.jetstream.integers import INT64_MAX
 from strandline.servers.nats.jetstream.records import StoredMessage, messages_at, read_some
 from strandline.servers.nats.jetstream.runner import (
     ROUND_MS,
@@ -273,3 +274,10 @@ async def test_a_consumer_is_used_until_its_last_pull_ends(bench):
     consumer.clock.advance_ms(5_001)
     consumer.runner.wake()
     await until_async(lambda: consumer.runner.is_over)
+
+
+async def test_the_rest_of_a_pause_fits_the_integers_of_clients(bench):
+    """A pause may end in a year whose distance in nanoseconds does not."""
+    consumer = bench(0, pause_until="9999-12-31T23:59:59Z")
+    info = await consumer.runner.info()
+    assert info.pause_remaining == INT64_MAX
