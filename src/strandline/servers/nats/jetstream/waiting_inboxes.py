@@ -80,8 +80,6 @@ class WaitingInboxes:
             return self._sorted
         found: set[bytes] = set()
         for subject in changed:
-            if subject == b">":
-                return self._sorted
             if subject.endswith((b".>", b".*")):
                 start, end = subject[:-1], subject[:-2] + AFTER_DOT
                 first = bisect_left(self._sorted, start)

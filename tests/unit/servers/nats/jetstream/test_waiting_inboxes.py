@@ -53,7 +53,7 @@ def test_an_inbox_without_a_receiver_may_still_get_one():
     assert bench.gone(b"_INBOX.a.*") == [b"_INBOX.a.1"]
 
 
-@pytest.mark.parametrize("pattern", [b"a.b.c", b"a.b.*", b"a.b.>", b"a.>", b">"])
+@pytest.mark.parametrize("pattern", [b"a.b.c", b"a.b.*", b"a.b.>", b"a.>"])
 def test_every_pattern_that_covers_an_inbox_counts(pattern):
     """Clients subscribe to one inbox, or to all that begin alike."""
     bench = Bench()
@@ -80,7 +80,7 @@ def test_only_concerned_inboxes_are_looked_at():
     for number in range(2_000):
         bench.pull(b"_INBOX.many.%d" % number)
     bench.leaf.asked = 0
-    for subject in (b"_INBOX.other.*", b"_INBOX.other", b"_INBOX.many", b"orders.>"):
+    for subject in (b"_INBOX.other.*", b"_INBOX.other", b"_INBOX.many", b"orders.>", b">"):
         bench.leaf.interest_came(subject)
         assert bench.inboxes.lost({subject}) == []
         assert bench.gone(subject) == []
