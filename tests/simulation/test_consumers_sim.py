@@ -5,7 +5,7 @@ import pytest
 from simulation.consumers import run
 
 
-@pytest.mark.parametrize("seed", [*range(6), 15, 19])  # 15, 19: an answer by who leads no longer
+@pytest.mark.parametrize("seed", [*range(6), 35, 54])  # 35, 54: an answer by who leads no longer
 def test_consumers_keep_their_promises_whatever_fails(seed):
     """Leaders, clients, messages and the coordinator are lost; nothing acknowledged comes again."""
     world = run(seed)
