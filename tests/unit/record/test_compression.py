@@ -9,7 +9,7 @@ from crc32c import crc32c
 from strandline.errors import CorruptBatchError
 from strandline.record.batch import HEADER_BYTES
 from strandline.record.codec import Stamp, decode_batches, encode_records
-from strandline.record.compression import BODY_BYTES_MAX
+from strandline.record.compression import BODY_BYTES_MAX, compress, decompress
 
 VALUE_BYTES = 32 << 20
 
@@ -51,3 +51,10 @@ def test_more_than_is_claimed_is_rejected(codec, pool):
     with pytest.raises(CorruptBatchError, match="does not decompress"):
         list(decode_batches(batch, columns=["value"]))
     assert 1000 <= pool.max_memory() < 64 << 10, "what it said, and the pool counts it"
+
+
+@pytest.mark.parametrize(("stored", "codec"), [(compress(b"value", 1), 3), (b"1234567", 1)])
+def test_an_unknown_codec_and_a_body_without_its_sizes_are_corrupt(stored, codec):
+    """As any other damage, and not an error of the interpreter."""
+    with pytest.raises(CorruptBatchError, match=f"unknown codec {codec} or body cut short"):
+        decompress(memoryview(stored), codec)

@@ -1,4 +1,4 @@
-"""The office of the group coordinator on one broker: a log, restarts, crashes, failing disks."""
+"""The group coordinator on one broker: a log, restarts, crashes, failing disks."""
 
 import asyncio
 import threading
@@ -9,6 +9,7 @@ from strandline.broker.coordinators.groups import GROUPS_STREAM
 from strandline.core.coordinator_effects import restore
 from strandline.errors import (
     GroupInUseError,
+    RequestTimeoutError,
     StillLoadingError,
     UnavailableError,
     UnknownGroupError,
@@ -35,29 +36,40 @@ def parts(*numbers):
 async def test_a_term_that_has_ended_writes_nothing(broker, is_led_anew):
     """Whether it resigned or the partition has a new epoch: others decide from here on."""
     await broker.groups.commit("g", {"s": {0: 1}}, number=1)
-    office, partition = broker.groups, broker.stream(GROUPS_STREAM).partition(0)
-    term, end = office.term, partition.next_offset
+    coordinator, partition = broker.groups, broker.stream(GROUPS_STREAM).partition(0)
+    term, end = coordinator.term, partition.next_offset
     if is_led_anew:
         partition.leader_epoch += 1
     else:
-        office._resign(UnavailableError("led elsewhere"))
-    office._store(term, end, b"an entry of the term that has ended")
+        coordinator._resign(UnavailableError("led elsewhere"))
+    coordinator._store(term, end, b"an entry of the term that has ended")
     assert partition.next_offset == end
     await broker.groups.commit("g", {"s": {0: 2}}, number=2)
-    assert office.term is not term
-    office._store(term, partition.next_offset, b"another one")
+    assert coordinator.term is not term
+    coordinator._store(term, partition.next_offset, b"another one")
     assert await broker.groups.committed_offsets("g") == {"s": {0: 2}}
+
+
+async def test_a_request_that_is_not_answered_in_time_ends_with_an_error(broker, monkeypatch):
+    """It may be decided later, so it is to be repeated; nothing waits for its answer any more."""
+    await broker.groups.commit("g", {"s": {0: 1}}, number=1)
+    coordinator = broker.groups
+    monkeypatch.setattr("strandline.broker.coordinators.runtime.REQUEST_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(coordinator, "_store", lambda *_: None)
+    with pytest.raises(RequestTimeoutError, match=r"did not answer within 0\.05 s; repeat"):
+        await coordinator.commit("g", {"s": {0: 2}}, number=2)
+    assert not coordinator.term.waiting
 
 
 async def test_who_waits_when_a_term_ends_is_told(broker):
     """A commit that was not decided ends with the term, as an error that says why."""
     await broker.groups.commit("g", {"s": {0: 1}}, number=1)
-    office = broker.groups
-    committing = asyncio.create_task(office.commit("g", {"s": {0: 2}}, number=2))
+    coordinator = broker.groups
+    committing = asyncio.create_task(coordinator.commit("g", {"s": {0: 2}}, number=2))
     async with asyncio.timeout(20):
-        while not office.term.waiting:  # noqa: ASYNC110  a round of the loop, or two
+        while not coordinator.term.waiting:  # noqa: ASYNC110  a round of the loop, or two
             await asyncio.sleep(0)
-        office._resign(UnavailableError("led elsewhere"))
+        coordinator._resign(UnavailableError("led elsewhere"))
         with pytest.raises(UnavailableError, match="led elsewhere"):
             await committing
 
