@@ -228,10 +228,13 @@ def _request(
     columns: list[str],
     pattern: str | None,
     *,
-    batch_bytes: int = BATCH_BYTES,
+    batch_bytes: int | None = None,
 ) -> ReadRequest:
     return ReadRequest(
-        stream=partition.name.stream, columns=columns, subject=pattern, batch_bytes=batch_bytes
+        stream=partition.name.stream,
+        columns=columns,
+        subject=pattern,
+        batch_bytes=batch_bytes or BATCH_BYTES,
     )
 
 
@@ -242,7 +245,7 @@ def open_cursor(
     *,
     columns: list[str],
     pattern: str | None = None,
-    batch_bytes: int = BATCH_BYTES,
+    batch_bytes: int | None = None,
 ) -> Cursor[Partition]:
     """Return a cursor over some offsets."""
     extent = PartitionRange(partition, Offset(start), Offset(stop), may_move=True)
