@@ -2,7 +2,7 @@
 
 Rules: clients subscribe and unsubscribe all the time, and most of it concerns no waiting pull. So
 the inboxes are sorted, and only those are looked at that a changed subject or pattern covers.
-Inboxes of pulls that wait no longer stay until they are most.
+Inboxes of pulls that have ended stay in the list until there are more of them than of others.
 """
 
 from bisect import bisect_left, insort
@@ -17,7 +17,7 @@ AFTER_DOT: Final = b"/"
 
 
 class InterestView(Protocol):
-    """What is known about the receivers of inboxes."""
+    """The known receivers of inboxes."""
 
     def has_interest(self, inbox: bytes) -> bool:
         """Return whether a client is known to receive an inbox."""
