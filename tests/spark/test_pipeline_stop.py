@@ -135,15 +135,11 @@ def stopped(directory, number):
     assert places == sorted(places)
 
 
-def test_an_interrupt_stops_a_load_between_batches(load, tmp_path):
-    """Ctrl-C at a terminal."""
-    stopped(tmp_path, signal.SIGINT)
-
-
-def test_a_load_continues_where_a_signal_stopped_it(load, log, landed, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_load_continues_where_a_signal_stopped_it(load, log, landed, tmp_path, number):
     """The next run begins there, and the table equals the stream."""
     stream, finish = load
-    stopped(tmp_path, signal.SIGTERM)
+    stopped(tmp_path, number)
     finish()
     second = Run(tmp_path)
     assert second.end() == 0, second.err
