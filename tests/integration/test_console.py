@@ -94,6 +94,7 @@ GET_ROUTES = [route.path for route in ROUTES if route.method == "GET"]
 FORMS = {
     "/create-stream": {"name": "mine-2"},
     "/streams/{name}/delete": {"confirmed_name": MINE},
+    "/streams/{name}/publish": {"value": "forged"},
     "/streams/{name}/delete-records": {"before": "1", "confirmed": "yes"},
 }
 """A form for every action, which would affect what is called ``mine``."""

@@ -2,7 +2,11 @@
 
 from typing import Final
 
-from strandline.servers.http.console import pages_cluster, pages_streams
+from strandline.servers.http.console import pages_cluster, pages_records, pages_streams
 from strandline.servers.http.console.visit import ConsoleRoute
 
-ROUTES: Final[list[ConsoleRoute]] = [*pages_cluster.ROUTES, *pages_streams.ROUTES]
+ROUTES: Final[list[ConsoleRoute]] = [
+    *pages_cluster.ROUTES,
+    *pages_streams.ROUTES,
+    *pages_records.ROUTES,
+]

@@ -27,7 +27,7 @@ DURATION_UNITS: Final = {
     "d": 86_400_000,
     "w": 7 * 86_400_000,
 }
-_NUMBER = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([A-Za-z]*)")
+_NUMBER = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([A-Za-z]*)")
 _KEPT = "\n\t"
 _HIDDEN = {"Cc", "Cf", "Co", "Cs", "Zl", "Zp"}
 """Categories of Unicode characters that are not shown as they are."""
