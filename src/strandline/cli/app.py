@@ -12,6 +12,7 @@ from strandline.cli import (
     cluster,
     demo,
     dev,
+    doctor,
     encryption,
     group,
     inspect,
@@ -101,6 +102,7 @@ def options(
 
 app.command(epilog=serve.EPILOG)(serve.serve)
 app.command(epilog=dev.EPILOG)(dev.dev)
+app.command(epilog=doctor.EPILOG)(doctor.doctor)
 app.command(epilog=liftbridge.EPILOG)(liftbridge.liftbridge)
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(stream.app, name="stream")
