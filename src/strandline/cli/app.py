@@ -24,6 +24,7 @@ from strandline.cli import (
     serve,
     stream,
     token,
+    top,
 )
 from strandline.cli.output import (
     OutputFormat,
@@ -57,7 +58,6 @@ class Commands(TyperGroup):
 
 
 app = typer.Typer(
-    add_completion=False,
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=examples(
@@ -113,6 +113,7 @@ app.add_typer(token.app, name="token")
 app.add_typer(quota.app, name="quota")
 app.command(epilog=publish.EPILOG)(publish.publish)
 app.command(epilog=read.EPILOG)(read.read)
+app.command(epilog=top.EPILOG)(top.top)
 app.command(epilog=inspect.EPILOG)(inspect.inspect)
 app.add_typer(bench.app, name="bench")
 app.add_typer(pipeline.app, name="pipeline")

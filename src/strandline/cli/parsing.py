@@ -46,15 +46,33 @@ def size_text(size: int) -> str:
     return f"{size}B"
 
 
+def exact_size_text(size: int) -> str:
+    """Format a size exactly, in the largest unit that divides it: ``1536MiB``, ``1000B``."""
+    for letter in "TGMK":
+        unit = SIZE_UNITS[f"{letter}iB"]
+        if size and size % unit == 0:
+            return f"{size // unit}{letter}iB"
+    return f"{size}B" if size else "0"
+
+
 def duration_text(duration_ms: int) -> str:
     """Format a duration exactly, in the largest unit that divides it: ``7d``, ``90s``, ``1500ms``.
 
-    ``parse_duration`` reads it back.
+    ``parse_duration`` reads it back, as ``parse_size`` does an exact size.
     """
     for unit in ("d", "h", "min", "s"):
         if duration_ms and duration_ms % DURATION_UNITS[unit] == 0:
             return f"{duration_ms // DURATION_UNITS[unit]}{unit}"
     return f"{duration_ms}ms" if duration_ms else "0"
+
+
+def setting_text(name: str, value: object) -> object:
+    """Return a setting as people write it: sizes and durations, by the unit in its name."""
+    if isinstance(value, int) and name.endswith("_bytes"):
+        return exact_size_text(value)
+    if isinstance(value, int) and name.endswith("_ms"):
+        return duration_text(value)
+    return value
 
 
 def parse_offset(text: str, now: datetime | None = None) -> OffsetSpec:
