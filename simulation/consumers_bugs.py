@@ -29,8 +29,8 @@ CONSUMER_BUGS: Final = (
     SourceRewrite(
         "a broker that leads no longer answers repeated acknowledgements",
         f"{_RUNNER}._commit",
-        "if self.core.is_changed or answers:",
-        "if self.core.is_changed:",
+        "bool(self._outgoing or answers)",
+        "bool(self._outgoing)",
     ),
     Replacement(
         "a broker that led before keeps states", "_check_epoch", lambda *_: None, (groups,)

@@ -6,8 +6,9 @@ Rules:
   numbers of deliveries never go back. An acknowledgement that asks for an answer gets it then, too.
   If the state cannot be stored, a later round sends. The wait for an acknowledgement begins when a
   record is sent;
-- with the policy "none" records are sent at once, and the state is stored from time to time: it may
-  go back by that much when the broker is killed, as the records may come twice then in any case;
+- nobody waits for the storing of an acknowledgement that asks for no answer, nor for that of a
+  delivery with the policy "none": such changes are stored from time to time. When the broker is
+  killed the last ones are lost, and their records come again;
 - a round that reads for long sends what it has, and the next one continues;
 - only a durable consumer's state is stored. The larger it is, the longer the next round waits.
   Another consumer ends with its broker, or when it was not used for its threshold;
@@ -64,13 +65,13 @@ ROUND_MESSAGES: Final = 512
 ROUND_BYTES: Final = 1 << 20
 ROUND_MS: Final = 20
 """After this time a round reads no further if it has something to send."""
-STORE_REST_MS: Final = 0.002
+STORE_REST_MS: Final = 0.001
 """How long no state is stored after another, for each pending record: a durable consumer stores all
 of them each time, which takes about a tenth of this on the event loop."""
 STORE_REST_MS_MIN: Final = 1.0
 """A shorter rest saves nothing."""
-UNACKED_STORE_MS: Final = 100.0
-"""How often the state of a consumer without acknowledgements is stored at most."""
+LAZY_STORE_MS: Final = 50.0
+"""How long after another a change is stored that nobody waits for."""
 LAST_STORE_S: Final = 1.0
 RETRY_S: Final = 1.0
 FLOW_REQUEST: Final = "100 FlowControl Request"
@@ -134,7 +135,7 @@ class ConsumerRunner:
         self._pacer = self._new_pacer()
         self._store_from_ms = 0.0
         """Before this time no round begins, so that acknowledgements are stored together."""
-        self._stored_ms = -UNACKED_STORE_MS
+        self._stored_ms = -LAZY_STORE_MS
         """When the state was stored."""
         self._due_ms = 0.0
         """Before this time the next record must not be delivered."""
@@ -393,7 +394,7 @@ class ConsumerRunner:
         if self.core.pulls and self._held_to_ms > self._now_ms:
             due.append(self._held_to_ms)
         if self.core.is_changed:
-            due.append(self._stored_ms + UNACKED_STORE_MS)
+            due.append(self._stored_ms + LAZY_STORE_MS)
         if self.config.inactive_threshold and not self.core.pulls:
             due.append(self._used_ms + self.config.inactive_threshold / NS_PER_MS)
         timeout_s = max(0.0, (min(due) - self._now_ms) / 1e3) if due else None
@@ -444,13 +445,13 @@ class ConsumerRunner:
             UnknownGroupError: the consumer was deleted.
             StrandlineError: the state cannot be stored now; a later call sends and answers.
         """
-        is_acked = self.core.policy.acks != "none"
-        if not is_acked:
+        if self.core.policy.acks == "none":
             self._send_all(*self._take_outgoing())
         answers, self._answers = self._answers, []
         # An answer needs a stored state also if nothing has changed: another broker may lead.
-        is_due = is_acked or self._now_ms >= self._stored_ms + UNACKED_STORE_MS
-        if answers or (self.core.is_changed and is_due):
+        is_waited_for = bool(self._outgoing or answers)
+        is_due = self._now_ms >= self._stored_ms + LAZY_STORE_MS
+        if is_waited_for or (self.core.is_changed and is_due):
             self.core.is_changed = False
             try:
                 if self.is_durable:

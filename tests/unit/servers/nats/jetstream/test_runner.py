@@ -16,6 +16,7 @@ from strandline.servers.nats.jetstream.integers import INT64_MAX
 from strandline.servers.nats.jetstream.messages import MessageRun, StoredMessage
 from strandline.servers.nats.jetstream.records import messages_at, read_some
 from strandline.servers.nats.jetstream.runner import (
+    LAZY_STORE_MS,
     ROUND_MS,
     STORE_REST_MS,
     ConsumerRunner,
@@ -224,22 +225,25 @@ async def test_deliveries_are_sent_once_they_are_stored(bench, monkeypatch):
     assert consumer.sent == [(1, 1), (2, 1), (3, 1)]
 
 
-async def acknowledge_100(consumer, pending):
+async def acknowledge_100(consumer, answers):
     """Acknowledge records one by one; return how many ms it took until all was stored."""
-    loop = asyncio.get_running_loop()
+    loop, count = asyncio.get_running_loop(), len(consumer.runner.kept.state.pending)
     begun = loop.time()
     for sequence in range(1, 101):
-        consumer.runner.ack("ack", AckSubject("S", "c", 1, sequence, sequence))
+        ack = AckSubject("S", "c", 1, sequence, sequence)
+        consumer.runner.ack("ack", ack, answer=answers)
         for _ in range(5):
             await asyncio.sleep(0)
-    await until_async(lambda: consumer.stored[-1:] == [pending - 100])
+    consumer.clock.advance_ms(LAZY_STORE_MS)
+    consumer.runner.wake()
+    await until_async(lambda: consumer.stored[-1:] == [count - 100])
     return (loop.time() - begun) * 1e3
 
 
 async def test_a_large_state_is_stored_less_often(bench):
     """Each time all of it is encoded; acknowledgements that come meanwhile are stored together."""
     consumer = bench(10_000, pending=10_000)
-    took_ms = await acknowledge_100(consumer, 10_000)
+    took_ms = await acknowledge_100(consumer, lambda: None)
     rest_ms = (10_000 - 100) * STORE_REST_MS
     assert len(consumer.stored) <= took_ms / rest_ms + 2
 
@@ -247,8 +251,15 @@ async def test_a_large_state_is_stored_less_often(bench):
 async def test_a_small_state_is_stored_at_once(bench):
     """Nobody waits for a rest that saves nothing."""
     consumer = bench(100, pending=100)
-    await acknowledge_100(consumer, 100)
+    await acknowledge_100(consumer, lambda: None)
     assert len(consumer.stored) == 100
+
+
+async def test_acknowledgements_without_an_answer_are_stored_together(bench):
+    """Nobody waits for that."""
+    consumer = bench(100, pending=100)
+    await acknowledge_100(consumer, None)
+    assert len(consumer.stored) <= 2
 
 
 async def test_an_answer_waits_until_a_large_state_is_stored(bench):
@@ -285,9 +296,8 @@ async def test_the_rest_of_a_pause_fits_the_integers_of_clients(bench):
     assert info.pause_remaining == INT64_MAX
 
 
-async def test_without_acknowledgements_records_do_not_wait_for_their_state(bench, monkeypatch):
-    """It is stored from time to time, at last when nothing more comes, and when the broker stops."""
-    monkeypatch.setattr(runner_module, "UNACKED_STORE_MS", 50.0)
+async def test_without_acknowledgements_records_do_not_wait_for_their_state(bench):
+    """It is stored from time to time, also when nothing more comes, and at the broker's stop."""
     consumer = bench(6, ack_policy="none")
     consumer.may_store.clear()
     consumer.pull(3)
@@ -297,7 +307,7 @@ async def test_without_acknowledgements_records_do_not_wait_for_their_state(benc
     consumer.pull(3)
     await until_async(lambda: len(consumer.sent) == 6)
     assert len(consumer.stored) == 1
-    consumer.clock.advance_ms(51)
+    consumer.clock.advance_ms(LAZY_STORE_MS + 1)
     consumer.runner.wake()
     await until_async(lambda: len(consumer.stored) == 2)
     consumer.records = consumer.runner.partition.last_stable_offset = 9
