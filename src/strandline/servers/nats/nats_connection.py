@@ -285,9 +285,7 @@ class NatsConnection(ServerLink):
             return
         if not self.output:
             self._shared.ingest.unflushed.append(self)
-        sequence = offset + 1
-        template = self._shared.ack_lines.template(partition, sequence)
-        self.output.append(template % (reply, sequence))
+        self.output.append(self._shared.ack_lines.encode(partition, offset, (reply,)))
 
     def acked_many(
         self, tokens: Sequence[object], partition: PartitionName, offset: Offset
@@ -295,15 +293,8 @@ class NatsConnection(ServerLink):
         """Queue the PubAcks of records in a row."""
         if not self.output:
             self._shared.ingest.unflushed.append(self)
-        first, count = offset + 1, len(tokens)
-        templates = self._shared.ack_lines.templates(partition, first, count)
-        self.output += [
-            template % (reply, sequence)
-            for template, reply, sequence in zip(
-                templates, tokens, range(first, first + count), strict=True
-            )
-            if reply is not None
-        ]
+        replies = cast("Sequence[bytes | None]", tokens)
+        self.output.append(self._shared.ack_lines.encode(partition, offset, replies))
 
     def rejected(self, token: object, error: StrandlineError) -> None:
         """Queue an error reply, unless another broker that receives every message answers."""
