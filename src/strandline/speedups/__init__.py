@@ -16,6 +16,7 @@ IS_COMPILED = False
 """Whether the compiled functions are used."""
 
 ack_lines = pure.ack_lines
+split_messages = pure.split_messages
 
 if not os.environ.get("STRANDLINE_PURE_PYTHON"):
     try:
@@ -26,3 +27,4 @@ if not os.environ.get("STRANDLINE_PURE_PYTHON"):
     else:
         IS_COMPILED = True
         ack_lines = _compiled.ack_lines
+        split_messages = _compiled.split_messages
