@@ -12,6 +12,7 @@ from strandline.cli import (
     cluster,
     demo,
     dev,
+    doctor,
     encryption,
     group,
     inspect,
@@ -23,6 +24,7 @@ from strandline.cli import (
     serve,
     stream,
     token,
+    top,
 )
 from strandline.cli.output import (
     OutputFormat,
@@ -56,7 +58,6 @@ class Commands(TyperGroup):
 
 
 app = typer.Typer(
-    add_completion=False,
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=examples(
@@ -104,6 +105,7 @@ def options(
 
 app.command(epilog=serve.EPILOG)(serve.serve)
 app.command(epilog=dev.EPILOG)(dev.dev)
+app.command(epilog=doctor.EPILOG)(doctor.doctor)
 app.command(epilog=liftbridge.EPILOG)(liftbridge.liftbridge)
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(stream.app, name="stream")
@@ -114,6 +116,7 @@ app.add_typer(token.app, name="token")
 app.add_typer(quota.app, name="quota")
 app.command(epilog=publish.EPILOG)(publish.publish)
 app.command(epilog=read.EPILOG)(read.read)
+app.command(epilog=top.EPILOG)(top.top)
 app.command(epilog=inspect.EPILOG)(inspect.inspect)
 app.add_typer(bench.app, name="bench")
 app.add_typer(pipeline.app, name="pipeline")
