@@ -16,6 +16,7 @@ IS_COMPILED = False
 """Whether the compiled functions are used."""
 
 ack_lines = pure.ack_lines
+delivery_frames = pure.delivery_frames
 split_messages = pure.split_messages
 
 if not os.environ.get("STRANDLINE_PURE_PYTHON"):
@@ -27,4 +28,5 @@ if not os.environ.get("STRANDLINE_PURE_PYTHON"):
     else:
         IS_COMPILED = True
         ack_lines = _compiled.ack_lines
+        delivery_frames = _compiled.delivery_frames
         split_messages = _compiled.split_messages

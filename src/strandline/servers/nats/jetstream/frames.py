@@ -5,9 +5,9 @@ records follow, as in ``subjects.format_ack``. All that is the same in a run is 
 """
 
 from collections.abc import Sequence
-from itertools import cycle
 from typing import NamedTuple
 
+from strandline import speedups
 from strandline.servers.nats.jetstream.messages import MessageRun
 from strandline.servers.nats.jetstream.subjects import ACK_PREFIX
 
@@ -32,6 +32,35 @@ class DeliveredRun(NamedTuple):
         """The beginning of all reply subjects."""
         return f"{ACK_PREFIX}{self.stream}.{self.consumer}.{self.deliveries}.".encode()
 
+    def frames(
+        self,
+        operations: tuple[bytes, bytes],
+        lefts: Sequence[bytes],
+        rights: Sequence[bytes],
+    ) -> bytes:
+        """Return its frames; ``speedups.pure.delivery_frames`` has the arguments."""
+        sequences, _, times, blocks, payloads = self.messages
+        return speedups.delivery_frames(
+            operations,
+            lefts,
+            rights,
+            (sequences, times, blocks, payloads),
+            first=self.consumer_sequence,
+            pending=self.pending,
+        )
+
+
+class _Formatted(dict[str, bytes]):
+    """Something about each subject; most runs have few of them."""
+
+    def __init__(self, template: bytes) -> None:
+        super().__init__()
+        self._template = template
+
+    def __missing__(self, subject: str) -> bytes:
+        found = self[subject] = self._template % subject.encode()
+        return found
+
 
 def leaf_frames(run: DeliveredRun, queue: bytes = b"") -> bytes:
     """Return a run as a leaf sends it.
@@ -40,47 +69,9 @@ def leaf_frames(run: DeliveredRun, queue: bytes = b"") -> bytes:
         run: the deliveries.
         queue: the queue group of which one member receives each; empty: no group does.
     """
-    sequences, subjects, times, blocks, payloads = run.messages
-    first, count = run.consumer_sequence, len(sequences)
     # A leaf has to name the groups: without that, nobody in them receives anything.
-    reply, tail = (b"+ " + run.ack_prefix, b" " + queue) if queue else (run.ack_prefix, b"")
-    columns = (
-        cycle([b"%b %b" % (inbox, reply) for inbox in run.inboxes]),
-        sequences,
-        range(first, first + count),
-        times,
-        [max(0, run.pending - n) for n in range(count)],
-        map(str.encode, subjects),
-    )
-    if not any(blocks):
-        return b"".join(
-            [
-                b"LMSG %b%d.%d.%d.%d@%b%b %d\r\n%b\r\n"
-                % (to, sequence, number, time, left, subject, tail, len(payload), payload)
-                for to, sequence, number, time, left, subject, payload in zip(
-                    *columns, payloads, strict=False
-                )
-            ]
-        )
-    return b"".join(
-        [
-            b"%bMSG %b%d.%d.%d.%d@%b%b%b %d\r\n%b%b\r\n"
-            % (
-                b"H" if block else b"L",
-                to,
-                sequence,
-                number,
-                time,
-                left,
-                subject,
-                tail,
-                b" %d" % len(block) if block else b"",
-                len(block) + len(payload),
-                block,
-                payload,
-            )
-            for to, sequence, number, time, left, subject, block, payload in zip(
-                *columns, blocks, payloads, strict=False
-            )
-        ]
-    )
+    middle, tail = (b"+ ", b" " + queue) if queue else (b"", b"")
+    lefts = [b"%b %b%b" % (inbox, middle, run.ack_prefix) for inbox in run.inboxes]
+    after = _Formatted(b"@%b" + tail.replace(b"%", b"%%"))
+    rights = list(map(after.__getitem__, run.messages.subjects))
+    return run.frames((b"LMSG ", b"HMSG "), lefts, rights)
