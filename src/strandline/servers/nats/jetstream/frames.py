@@ -4,7 +4,7 @@ Rules: the reply subject of a delivery names the consumer, the delivery and the 
 records follow, as in ``subjects.format_ack``. All that is the same in a run is formatted once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from strandline import speedups
@@ -31,6 +31,16 @@ class DeliveredRun(NamedTuple):
     def ack_prefix(self) -> bytes:
         """The beginning of all reply subjects."""
         return f"{ACK_PREFIX}{self.stream}.{self.consumer}.{self.deliveries}.".encode()
+
+    def singles(self) -> Iterator["DeliveredRun"]:
+        """Return each delivery as a run of its own."""
+        for number in range(len(self.messages.sequences)):
+            yield self._replace(
+                inboxes=[self.inboxes[number % len(self.inboxes)]] if self.inboxes else [],
+                consumer_sequence=self.consumer_sequence + number,
+                pending=max(0, self.pending - number),
+                messages=self.messages.between(number, number + 1),
+            )
 
     def frames(
         self,
@@ -72,6 +82,28 @@ def leaf_frames(run: DeliveredRun, queue: bytes = b"") -> bytes:
     # A leaf has to name the groups: without that, nobody in them receives anything.
     middle, tail = (b"+ ", b" " + queue) if queue else (b"", b"")
     lefts = [b"%b %b%b" % (inbox, middle, run.ack_prefix) for inbox in run.inboxes]
-    after = _Formatted(b"@%b" + tail.replace(b"%", b"%%"))
+    after = _Formatted(b"@%b" + _literal(tail))
     rights = list(map(after.__getitem__, run.messages.subjects))
     return run.frames((b"LMSG ", b"HMSG "), lefts, rights)
+
+
+def client_frames(run: DeliveredRun, sids: Sequence[bytes]) -> bytes:
+    """Return a run as a server sends it to a client.
+
+    Args:
+        run: the deliveries.
+        sids: the subscription that receives each; or one for all.
+    """
+    prefix = run.ack_prefix
+    before = {sid: _Formatted(b"%b " + _literal(b"%b %b" % (sid, prefix))) for sid in set(sids)}
+    subjects = run.messages.subjects
+    if len(before) == 1:
+        lefts = list(map(before[sids[0]].__getitem__, subjects))
+    else:
+        lefts = [before[sid][subject] for sid, subject in zip(sids, subjects, strict=True)]
+    return run.frames((b"MSG ", b"HMSG "), lefts, [b""])
+
+
+def _literal(text: bytes) -> bytes:
+    """Return a text as a template has it."""
+    return text.replace(b"%", b"%%")
