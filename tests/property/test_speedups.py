@@ -100,11 +100,9 @@ rows = st.lists(st.tuples(sequences, numbers, words, words), max_size=9)
 def test_delivery_frames(operations, lefts, rights, rows, first, pending):
     """Frames are the same bytes, with headers and without, to one receiver and to several."""
     columns = tuple(map(list, zip(*rows, strict=True))) or ([], [], [], [])
-    numbers = {"first": first, "pending": pending}
-    expected = outcome(pure.delivery_frames, operations, lefts, rights, columns, **numbers)
-    assert outcome(compiled.delivery_frames, operations, lefts, rights, columns, **numbers) == (
-        expected
-    )
+    rest = {"columns": columns, "first": first, "pending": pending}
+    expected = outcome(pure.delivery_frames, operations, lefts, rights, **rest)
+    assert outcome(compiled.delivery_frames, operations, lefts, rights, **rest) == expected
 
 
 @pytest.mark.parametrize(

@@ -232,8 +232,8 @@ def delivery_frames(
     tuple operations not None,
     lefts not None,
     rights not None,
-    tuple columns not None,
     *,
+    tuple columns not None,
     long long first,
     long long pending,
 ):

@@ -111,8 +111,8 @@ def delivery_frames(
     operations: tuple[bytes, bytes],
     lefts: Sequence[bytes],
     rights: Sequence[bytes],
-    columns: tuple[Sequence[int], Sequence[int], Sequence[bytes], Sequence[bytes]],
     *,
+    columns: tuple[Sequence[int], Sequence[int], Sequence[bytes], Sequence[bytes]],
     first: int,
     pending: int,
 ) -> bytes:

@@ -54,7 +54,7 @@ class DeliveredRun(NamedTuple):
             operations,
             lefts,
             rights,
-            (sequences, times, blocks, payloads),
+            columns=(sequences, times, blocks, payloads),
             first=self.consumer_sequence,
             pending=self.pending,
         )
