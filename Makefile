@@ -125,7 +125,7 @@ clean: ## Remove what was built, except .venv
 		.grimp_cache benchmarks/.build demo-output spark-warehouse metastore_db derby.log
 	@find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(READY): pyproject.toml requirements-dev.txt
+$(READY): pyproject.toml setup.py requirements-dev.txt src/strandline/speedups/_compiled.pyx
 	@test -n "$(PYTHON)" || { echo "Strandline needs Python 3.11 or newer on PATH" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
 		echo "$(PYTHON) cannot make a venv; on Debian: apt install python3-venv" >&2; exit 1; }

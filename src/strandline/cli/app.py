@@ -75,10 +75,13 @@ app = typer.Typer(
 
 @reports_errors
 def version(*, output: OutputOption = OutputFormat.text) -> None:
-    """Print the version."""
+    """Print the version, and whether the compiled functions are used."""
+    from strandline.speedups import IS_COMPILED
     from strandline.version import __version__
 
-    print_done(f"strandline {__version__}", {"version": __version__}, output=output)
+    kind = "compiled" if IS_COMPILED else "plain Python"
+    body = {"version": __version__, "compiled": IS_COMPILED}
+    print_done(f"strandline {__version__} ({kind})", body, output=output)
 
 
 def _version_asked(is_asked: bool) -> None:

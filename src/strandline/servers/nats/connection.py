@@ -118,7 +118,7 @@ class PublisherState(IngestState):
         tls: ssl.SSLContext | None = None,
         api: JetStreamApi | None = None,
     ) -> None:
-        super().__init__(broker, "ingest", ingest=ingest, ack_lines=AckLines(b"MSG %b %b"))
+        super().__init__(broker, "ingest", ingest=ingest, ack_lines=AckLines(b"MSG "))
         self.access = Access(config, broker)
         self.metering = metering or Metering(broker)
         self.routes = routes
@@ -518,9 +518,7 @@ class PublisherConnection(MessageReader):
             return
         if not self.output:
             self._shared.ingest.unflushed.append(self)
-        sequence = offset + 1
-        template = self._shared.ack_lines.template(partition, sequence)
-        self.output.append(template % (reply, sid, sequence))
+        self.output.append(self._shared.ack_lines.encode(partition, offset, (reply,), sids=(sid,)))
 
     def acked_many(
         self, tokens: Sequence[object], partition: PartitionName, offset: Offset
@@ -535,18 +533,12 @@ class PublisherConnection(MessageReader):
             return
         replies = cast("Sequence[bytes]", tokens)
         sids = self._inboxes.sids_for(replies)
-        first = offset + 1
-        templates = self._shared.ack_lines.templates(partition, first, len(replies))
-        lines = [
-            template % (reply, sid, sequence)
-            for template, reply, sid, sequence in zip(
-                templates, replies, sids, range(first, first + len(replies)), strict=True
-            )
-            if sid is not None
-        ]
-        if lines and not self.output:
+        lines = self._shared.ack_lines.encode(partition, offset, replies, sids=sids)
+        if not lines:
+            return
+        if not self.output:
             self._shared.ingest.unflushed.append(self)
-        self.output += lines
+        self.output.append(lines)
 
     is_alone = answers_leaderless = True
     """Whether no other broker receives what arrives on it."""

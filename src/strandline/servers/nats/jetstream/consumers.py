@@ -11,7 +11,7 @@ Rules:
 import asyncio
 import logging
 import secrets
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -30,7 +30,7 @@ from strandline.errors import (
     UnknownGroupError,
 )
 from strandline.record.subjects import subject_matches
-from strandline.servers.nats.jetstream.ack_bodies import parse_ack_body
+from strandline.servers.nats.jetstream.ack_bodies import PLAIN_ACKS, parse_ack_body
 from strandline.servers.nats.jetstream.api import (
     ApiLink,
     ApiReply,
@@ -74,11 +74,13 @@ from strandline.servers.nats.jetstream.starts import find_heads, start_of
 from strandline.servers.nats.jetstream.state import RecordCounter
 from strandline.servers.nats.jetstream.stream_config import is_asking
 from strandline.servers.nats.jetstream.subjects import (
+    ACK_PREFIX,
     FLOW_PREFIX,
     GROUP_PREFIX,
     AckSubject,
     ApiCall,
     parse_ack,
+    parse_ack_numbers,
     parse_flow,
 )
 from strandline.servers.nats.jetstream.times import (
@@ -88,6 +90,7 @@ from strandline.servers.nats.jetstream.times import (
 )
 from strandline.servers.nats.jetstream.views import JetStreamView, shown_name
 from strandline.servers.nats.leaf_link import LeafClient
+from strandline.servers.nats.protocol import Message
 from strandline.types import LeaderEpoch, PartitionName
 
 logger = logging.getLogger(__name__)
@@ -172,7 +175,7 @@ class ConsumerCalls:
         """Streams that this broker may have begun to lead, whose consumers may not work yet."""
         api.broker.on_image(self._review)
         api.broker.on_leading(self._adopt_soon)
-        api.take_ack = self._take_ack
+        api.take_acks = self._take_acks
         api.consumers_of = self._count
         api.stream_deleted = self._forget_stream
         api.handlers |= {
@@ -559,6 +562,45 @@ class ConsumerCalls:
 
     # Acknowledgements
 
+    def _take_acks(self, messages: Sequence[Message], link: ApiLink) -> None:
+        """Handle acknowledgements that came together; plain ones of one consumer by one call."""
+        runner: ConsumerRunner | None = None
+        prefix, plain = b"", list[tuple[int, int]]()
+        for subject, _, reply, _, payload in messages:
+            is_same = runner is not None and subject.startswith(prefix)
+            is_plain = reply is None and payload in PLAIN_ACKS
+            if plain and not (is_same and is_plain):
+                assert runner is not None, "somebody's"
+                runner.ack_many(plain)
+                plain = []
+            if is_plain and not is_same:
+                runner, prefix = self._acked_runner(subject)
+            if is_plain and runner is not None:
+                numbers = parse_ack_numbers(subject[len(prefix) :])
+                plain += () if numbers is None else (numbers,)
+            else:
+                self._take_ack(subject, reply, payload=payload, link=link)
+        if plain and runner is not None:
+            runner.ack_many(plain)
+
+    def _acked_runner(self, subject: bytes) -> tuple[ConsumerRunner | None, bytes]:
+        """Return who is acknowledged, if it works here, and how all its acknowledgements begin."""
+        ack = parse_ack(subject.decode(errors="replace"))
+        led = self._led_here(ack.stream)[1] if ack is not None else None
+        if ack is None or led is None or ack.consumer not in led.runners:
+            return None, b""
+        prefix = f"{ACK_PREFIX}{ack.stream}.{ack.consumer}."
+        return led.runners[ack.consumer], prefix.encode()
+
+    def _led_here(self, stream: str) -> tuple[bool, _LedConsumers | None]:
+        """Return whether this broker leads a stream, and if they are loaded its consumers."""
+        view = self._api.find_quietly(stream)
+        if view is None or not view.is_exact or not view.partitions[0].is_led:
+            return False, None
+        led = self._led.get(view.partitions[0].name)
+        is_loaded = led is not None and led.is_loaded and led.is_current(view)
+        return True, led if is_loaded else None
+
     def _take_ack(
         self, subject: bytes, reply: bytes | None, *, payload: bytes, link: ApiLink
     ) -> None:
@@ -567,11 +609,10 @@ class ConsumerCalls:
             self._take_flow(subject.decode(errors="replace"))
             return
         ack = parse_ack(subject.decode(errors="replace"))
-        view = None if ack is None else self._api.find_quietly(ack.stream)
-        if ack is None or view is None or not view.is_exact or not view.partitions[0].is_led:
+        is_led, led = self._led_here(ack.stream) if ack is not None else (False, None)
+        if ack is None or not is_led:
             return
-        led = self._led.get(view.partitions[0].name)
-        if led is None or not led.is_loaded or not led.is_current(view):
+        if led is None:
             # The first message that a new leader receives for a consumer may be an acknowledgement.
             if len(self._tasks) < EARLY_ACKS_MAX:
                 self._spawn(self._take_early(ack, reply, payload=payload, link=link))

@@ -50,9 +50,9 @@ from strandline.servers.nats.jetstream.errors import (
     reject_purge,
 )
 from strandline.servers.nats.jetstream.integers import Count
+from strandline.servers.nats.jetstream.messages import StoredMessage
 from strandline.servers.nats.jetstream.records import (
     SUBJECTS_PER_PAGE,
-    StoredMessage,
     check_pattern,
     last_message,
     message_at,
