@@ -166,7 +166,7 @@ def test_the_readme_begins_with_what_it_is_and_how_to_try_it():
     screen, rest = text_of("README.md").split("\n## ", 1)
     wanted = ("A durable log", "make demo", "make test")
     wanted += ('pip install "strandline[server,cli]"', "strandline serve", "import asyncio, nats")
-    wanted += ("polars.from_arrow", "duckdb.sql", "spark_session")
+    wanted += (".scan(", "duckdb.sql", "spark_session")
     wanted += ("| What you do | What holds |", "docs/img/overview.svg")
     places = [screen.index(each) for each in wanted]
     assert places == sorted(places)
