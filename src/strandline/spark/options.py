@@ -9,17 +9,26 @@ this module turns strings into values.
 import difflib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Literal, TypeVar, get_args
 
 from strandline.errors import InvalidConfigError
+from strandline.types import PartitionName
 
 STREAM_FORMAT = "strandline"
 TABLE_FORMAT = "strandline-table"
 Edge = Literal["earliest", "latest"]
-OffsetSpec = Edge | dict[int, int | Edge]
+PartitionKey = int | PartitionName
+"""A partition of a read: its number, or stream and number if the read has several streams."""
+OffsetSpec = Edge | dict[PartitionKey, int | Edge]
 """Where to start or end: one word for all partitions, or an offset or word for each."""
+
+IDENTITY = "stream"
+BEGAN_AT = "began at"
+OUTPUT = "output"
+CHECKPOINT_WORDS = (IDENTITY, BEGAN_AT, OUTPUT)
+"""Keys of the offsets in a checkpoint that name no partition."""
 
 ORIGIN = "strandline"
 """Key of a column's metadata that names the stream it was read from."""
@@ -28,6 +37,7 @@ READ_OPTIONS = (
     "server",
     "servers",
     "stream",
+    "streamPattern",
     "startingOffsets",
     "endingOffsets",
     "startingTimestamp",
@@ -100,7 +110,8 @@ _ELSEWHERE = {
     "paths": "stream",
     "startoffset": "startingOffsets",
     "subscribe": "stream",
-    "subscribepattern": "stream",
+    "streams": "stream",
+    "subscribepattern": "streamPattern",
 }
 """Options of Kafka's source and others, which are not misspellings of ours."""
 TableFormat = Literal["parquet", "delta", "iceberg"]
@@ -128,7 +139,11 @@ class ReadOptions:
     """Options of a read."""
 
     server: str
-    stream: str
+    stream: str | None
+    """The only stream; None: several, as the next two say."""
+    streams: tuple[str, ...] = ()
+    stream_pattern: str | None = None
+    """A glob that names of streams match."""
     starting_offsets: OffsetSpec = "earliest"
     ending_offsets: OffsetSpec = "latest"
     starting_timestamp_ns: int | None = None
@@ -147,6 +162,23 @@ class ReadOptions:
     """The consumer group under which a streaming query commits its progress."""
     output: str | None = None
     """The output of a streaming query, which its checkpoint belongs to."""
+    identity: str | None = None
+    """Of the stream that the starting or ending offsets belong to, if they say so."""
+
+    def of_stream(self, stream: str) -> "ReadOptions":
+        """Return the options of a read of one of the streams."""
+        return replace(self, stream=stream, streams=(), stream_pattern=None)
+
+    def place(self, partition: PartitionKey) -> PartitionName:
+        """Return the stream and number of a partition."""
+        if isinstance(partition, PartitionName):
+            return partition
+        assert self.stream is not None, partition
+        return PartitionName(self.stream, partition)
+
+    def key(self, stream: str, partition: int) -> PartitionKey:
+        """Return the key of a partition in the offsets of this read."""
+        return partition if self.stream is not None else PartitionName(stream, partition)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,11 +341,19 @@ def parse_read_options(values: Mapping[str, str], *, streaming: bool | None) -> 
     long_poll = options.count("longPollMs", at_least=0)
     delay = options.count("maxTriggerDelayMs", at_least=0)
     retry = options.count("retryTimeoutMs", at_least=0)
+    streams = _streams(options)
+    stream = streams[0] if len(streams) == 1 else None
+    first, first_identity = _offset_spec("startingOffsets", starting or "earliest", stream=stream)
+    end = options.text("endingOffsets") or "latest"
+    last, last_identity = _offset_spec("endingOffsets", end, stream=stream)
     return ReadOptions(
         server=options.server(),
-        stream=options.required("stream", "name the stream to read"),
-        starting_offsets=_offset_spec("startingOffsets", starting or "earliest"),
-        ending_offsets=_offset_spec("endingOffsets", options.text("endingOffsets") or "latest"),
+        stream=stream,
+        streams=streams if stream is None else (),
+        stream_pattern=options.text("streamPattern"),
+        identity=first_identity or last_identity,
+        starting_offsets=first,
+        ending_offsets=last,
         starting_timestamp_ns=parse_timestamp(timestamp) if timestamp else None,
         subject=options.text("subject"),
         keys=_keys(options.text("keys")),
@@ -390,9 +430,10 @@ def parse_table_options(values: Mapping[str, str]) -> TableOptions:
     )
 
 
-def origin_metadata(server: str, stream: str) -> dict[str, dict[str, str]]:
-    """Return the metadata of a column read from a stream."""
-    return {ORIGIN: {"server": server, "stream": stream}}
+def origin_metadata(options: ReadOptions) -> dict[str, dict[str, str]]:
+    """Return the metadata of a column read from a stream; of several streams they name none."""
+    named = {} if options.stream is None else {"stream": options.stream}
+    return {ORIGIN: {"server": options.server} | named}
 
 
 def parse_timestamp(text: str) -> int:
@@ -419,27 +460,79 @@ def parse_timestamp(text: str) -> int:
     return found
 
 
-def _offset_spec(name: str, text: str) -> OffsetSpec:
+def _streams(options: _OptionReader) -> tuple[str, ...]:
+    """Return the named streams; none if a pattern selects them.
+
+    Raises:
+        InvalidConfigError: names and a pattern, neither, or a name twice.
+    """
+    if options.text("streamPattern"):
+        if options.text("stream"):
+            raise InvalidConfigError("give 'stream' or 'streamPattern', not both")
+        return ()
+    text = options.required(
+        "stream",
+        "name the stream to read, several with commas between them, or give 'streamPattern', for "
+        "example orders-*",
+    )
+    names = tuple(each.strip() for each in text.split(","))
+    for name in names:
+        if not name:
+            raise InvalidConfigError(f"option 'stream' has an empty name between commas: {text!r}")
+        if names.count(name) > 1:
+            raise InvalidConfigError(f"option 'stream' names {name!r} twice; name it once")
+    return names
+
+
+def _offset_spec(name: str, text: str, *, stream: str | None) -> tuple[OffsetSpec, str | None]:
+    """Parse offsets, which may be those of a checkpoint; also return the identity they say.
+
+    Args:
+        name: of the option.
+        text: its value.
+        stream: the only stream of the read; None: it has several.
+    """
     if text.lower() in ("earliest", "latest"):
-        return "earliest" if text.lower() == "earliest" else "latest"
+        return ("earliest" if text.lower() == "earliest" else "latest"), None
+    example = '{"0": 120, "1": "latest"}' if stream else '{"orders/0": 120, "orders/1": "latest"}'
     wrong = InvalidConfigError(
-        f"option '{name}' must be earliest, latest or JSON such as "
-        f'{{"0": 120, "1": "latest"}}, got {text!r}'
+        f"option '{name}' must be earliest, latest or JSON such as {example}, got {text!r}"
     )
     try:
         decoded = json.loads(text)
     except ValueError as error:
         raise wrong from error
-    if not isinstance(decoded, dict) or not decoded:
+    if not isinstance(decoded, dict):
         raise wrong
-    places: dict[int, int | Edge] = {}
+    identity = decoded.get(IDENTITY)
+    places: dict[PartitionKey, int | Edge] = {}
     for key, value in decoded.items():
+        if key in CHECKPOINT_WORDS and isinstance(value, str):
+            continue
         is_edge = value in ("earliest", "latest")
         is_offset = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-        if not key.isdecimal() or not (is_edge or is_offset):
+        partition = parse_partition(key, only=stream)
+        if partition is None or not (is_edge or is_offset):
             raise wrong
-        places[int(key)] = value
-    return places
+        places[partition] = value
+    if not places:
+        raise wrong
+    return places, identity
+
+
+def parse_partition(text: str, *, only: str | None) -> PartitionKey | None:
+    """Parse a partition's number, or stream and number, as offsets name it; None: it is neither.
+
+    Args:
+        text: as ``0`` or ``orders/0``.
+        only: the only stream of the read; None: it has several, so the stream has to be named.
+    """
+    stream, _, number = text.rpartition("/")
+    if not number.isdecimal():
+        return None
+    if only is None:
+        return PartitionName(stream, int(number)) if stream else None
+    return int(number) if stream in ("", only) else None
 
 
 def _properties(name: str, text: str | None) -> dict[str, str]:

@@ -82,7 +82,7 @@ def table(**options):
     ("parse", "name", "hint"),
     [
         (read, "assign", "did you mean 'stream'"),
-        (read, "subscribePattern", "did you mean 'stream'"),
+        (read, "subscribePattern", "did you mean 'streamPattern'"),
         (read, "kafka.bootstrap.servers", "did you mean 'server'"),
         (read, "path", "did you mean 'stream'"),
         (read, "includeHeaders", "there are: server, "),
