@@ -14,7 +14,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from strandline.spark.arrow import to_spark_batches
-from strandline.spark.connection import offsets_at_time, read_range, stream_state
+from strandline.spark.connection import offsets_at_times, read_range, stream_state
 from strandline.spark.options import IDENTITY, ReadOptions
 from strandline.spark.planning import (
     OffsetRange,
@@ -25,6 +25,7 @@ from strandline.spark.planning import (
     identities,
     plan_ranges,
     refuse_other_stream,
+    refuse_unknown_partitions,
     starting_offsets,
 )
 from strandline.spark.worker import settle
@@ -50,11 +51,14 @@ class StreamSliceReader(DataSourceReader):
         """Return one Spark partition per log partition, or more if requested."""
         stream = stream_state(self.options)
         start = first_offsets(self.options, stream)
-        if self.options.starting_timestamp_ns is not None:
+        known = high_watermarks(stream.partitions)
+        if self.options.starting_times_ns is not None:
             # Resolved after the ends: a time beyond all records may resolve to a later end.
-            known = high_watermarks(stream.partitions)
             start = {p: min(start[p], known[p]) for p in known}
         end = ending_offsets(stream.partitions, self.options, starting=start)
+        if self.options.ending_times_ns is not None:
+            found = times_to_offsets(self.options, stream, name="endingTimestamp")
+            end |= {p: max(start[p], min(found[p], known[p])) for p in found}
         ranges = plan_ranges(start, end, self.options)
         return tasks(self.options, ranges, identity=stream.identity)
 
@@ -69,10 +73,24 @@ def first_offsets(options: ReadOptions, state: StreamExtent) -> Offsets:
     """Return the offsets at which a new read starts."""
     if options.identity is not None:
         refuse_other_stream({IDENTITY: options.identity}, state)
-    if options.starting_timestamp_ns is None:
-        return starting_offsets(state.partitions, options)
-    streams = identities(state.identity)
-    return offsets_at_time(options, options.starting_timestamp_ns, streams=streams)
+    first = starting_offsets(state.partitions, options)
+    return first | times_to_offsets(options, state, name="startingTimestamp")
+
+
+def times_to_offsets(options: ReadOptions, state: StreamExtent, *, name: str) -> Offsets:
+    """Return the offsets of the partitions for which an option gives a time.
+
+    Raises:
+        UnknownPartitionError: it names a partition that does not exist.
+    """
+    is_start = name == "startingTimestamp"
+    times_ns = options.starting_times_ns if is_start else options.ending_times_ns
+    if isinstance(times_ns, dict):
+        refuse_unknown_partitions(state.partitions, times_ns, name=name)
+    if times_ns is None:
+        return {}
+    partitions = [each.partition for each in state.partitions]
+    return offsets_at_times(options, times_ns, partitions)
 
 
 def tasks(

@@ -28,7 +28,7 @@ from strandline.errors import (
     StrandlineError,
     UnknownStreamError,
 )
-from strandline.spark.options import ReadOptions
+from strandline.spark.options import PartitionKey, ReadOptions, TimeSpec
 from strandline.spark.planning import (
     OffsetRange,
     Offsets,
@@ -153,21 +153,36 @@ def identity_of(info: StreamInfo) -> str:
     return f"{info.name}@{info.created_ns}"
 
 
-def offsets_at_time(options: ReadOptions, timestamp_ns: int, *, streams: Iterable[str]) -> Offsets:
-    """Return each partition's first offset stored at or after a time, or its end.
+def offsets_at_times(
+    options: ReadOptions, times_ns: TimeSpec, partitions: Iterable[PartitionKey]
+) -> Offsets:
+    """Return for each partition with a time its first offset stored at or after it, or its end.
+
+    Args:
+        options: of the read.
+        times_ns: for all partitions, or for some of them.
+        partitions: of the read.
 
     Raises:
         UnknownStreamError: there is no such stream.
         UnavailableError: the broker could not be reached in time.
     """
-    # Rounded up, so that no earlier record is included.
-    at = _EPOCH + timedelta(microseconds=-(-timestamp_ns // 1000))
+    if isinstance(times_ns, int):
+        times_ns = dict.fromkeys(partitions, times_ns)
+    asked: dict[tuple[str, int], dict[int, int]] = {}
     found: Offsets = {}
-    for stream in streams:
-        action = methodcaller("offsets", stream, at)
-        offsets = with_retries(options.server, action, timeout_ms=options.retry_timeout_ms)
-        found |= {options.key(stream, number): offset for number, offset in offsets.items()}
-    return dict(sorted(found.items()))
+    for partition, time_ns in sorted(times_ns.items()):
+        stream, number = options.place(partition)
+        question = stream, time_ns
+        if question not in asked:
+            # Rounded up, so that no earlier record is included.
+            at = _EPOCH + timedelta(microseconds=-(-time_ns // 1000))
+            action = methodcaller("offsets", stream, at)
+            asked[question] = with_retries(
+                options.server, action, timeout_ms=options.retry_timeout_ms
+            )
+        found[partition] = asked[question][number]
+    return found
 
 
 def wait_for_records(options: ReadOptions, beyond: Offsets) -> None:

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from strandline.errors import InvalidConfigError
 from strandline.types import PartitionName
@@ -23,6 +23,8 @@ PartitionKey = int | PartitionName
 """A partition of a read: its number, or stream and number if the read has several streams."""
 OffsetSpec = Edge | dict[PartitionKey, int | Edge]
 """Where to start or end: one word for all partitions, or an offset or word for each."""
+TimeSpec = int | dict[PartitionKey, int]
+"""A time to start or end at, in Unix nanoseconds, for all partitions or by partition."""
 
 IDENTITY = "stream"
 BEGAN_AT = "began at"
@@ -41,6 +43,7 @@ READ_OPTIONS = (
     "startingOffsets",
     "endingOffsets",
     "startingTimestamp",
+    "endingTimestamp",
     "subject",
     "keys",
     "maxRecordsPerTrigger",
@@ -94,9 +97,8 @@ _CATALOG_OPTIONS = ("owner", "provider")
 _ELSEWHERE = {
     "assign": "stream",
     "bootstrap.servers": "server",
-    "endingoffsetsbytimestamp": "endingOffsets",
-    "endingtimestamp": "endingOffsets",
-    "endtimestamp": "endingOffsets",
+    "endingoffsetsbytimestamp": "endingTimestamp",
+    "endtimestamp": "endingTimestamp",
     "endoffset": "endingOffsets",
     "groupidprefix": "group",
     "kafka.bootstrap.servers": "server",
@@ -106,6 +108,7 @@ _ELSEWHERE = {
     "maxrecordsperbatch": "maxRecordsPerTrigger",
     "minoffsetspertrigger": "minBytesPerTrigger",
     "startingoffsetsbytimestamp": "startingTimestamp",
+    "starttimestamp": "startingTimestamp",
     "path": "stream",
     "paths": "stream",
     "startoffset": "startingOffsets",
@@ -146,7 +149,8 @@ class ReadOptions:
     """A glob that names of streams match."""
     starting_offsets: OffsetSpec = "earliest"
     ending_offsets: OffsetSpec = "latest"
-    starting_timestamp_ns: int | None = None
+    starting_times_ns: TimeSpec | None = None
+    ending_times_ns: TimeSpec | None = None
     subject: str | None = None
     keys: tuple[bytes, ...] | None = None
     records_per_trigger_max: int | None = None
@@ -325,27 +329,33 @@ def parse_read_options(values: Mapping[str, str], *, streaming: bool | None) -> 
     """
     options = _OptionReader(values)
     options.refuse_unknown(READ_OPTIONS, STREAM_FORMAT)
-    if streaming and options.text("endingOffsets"):
-        raise InvalidConfigError(
-            "option 'endingOffsets' is for batch reads; end a stream with "
-            "trigger(availableNow=True)"
-        )
+    for name in ("endingOffsets", "endingTimestamp"):
+        if streaming and options.text(name):
+            raise InvalidConfigError(
+                f"option '{name}' is for batch reads; end a stream with trigger(availableNow=True)"
+            )
     for name in ("group", "output"):
         if streaming is False and options.text(name):
             raise InvalidConfigError(
                 f"option '{name}' is for streaming reads, which have checkpoints; omit it"
             )
-    starting, timestamp = options.text("startingOffsets"), options.text("startingTimestamp")
-    if starting and timestamp:
-        raise InvalidConfigError("give 'startingOffsets' or 'startingTimestamp', not both")
+    for edge in ("starting", "ending"):
+        if options.text(f"{edge}Offsets") and options.text(f"{edge}Timestamp"):
+            raise InvalidConfigError(f"give '{edge}Offsets' or '{edge}Timestamp', not both")
     long_poll = options.count("longPollMs", at_least=0)
     delay = options.count("maxTriggerDelayMs", at_least=0)
     retry = options.count("retryTimeoutMs", at_least=0)
     streams = _streams(options)
     stream = streams[0] if len(streams) == 1 else None
-    first, first_identity = _offset_spec("startingOffsets", starting or "earliest", stream=stream)
-    end = options.text("endingOffsets") or "latest"
-    last, last_identity = _offset_spec("endingOffsets", end, stream=stream)
+    start, end = (options.text(name) for name in ("startingOffsets", "endingOffsets"))
+    first, first_identity = _offset_spec("startingOffsets", start or "earliest", stream=stream)
+    last, last_identity = _offset_spec("endingOffsets", end or "latest", stream=stream)
+    since, until = (
+        _time_spec(name, options.text(name), stream=stream)
+        for name in ("startingTimestamp", "endingTimestamp")
+    )
+    if isinstance(since, int) and isinstance(until, int) and until < since:
+        raise InvalidConfigError("option 'endingTimestamp' is before 'startingTimestamp'")
     return ReadOptions(
         server=options.server(),
         stream=stream,
@@ -354,7 +364,8 @@ def parse_read_options(values: Mapping[str, str], *, streaming: bool | None) -> 
         identity=first_identity or last_identity,
         starting_offsets=first,
         ending_offsets=last,
-        starting_timestamp_ns=parse_timestamp(timestamp) if timestamp else None,
+        starting_times_ns=since,
+        ending_times_ns=until,
         subject=options.text("subject"),
         keys=_keys(options.text("keys")),
         records_per_trigger_max=options.count("maxRecordsPerTrigger"),
@@ -436,15 +447,20 @@ def origin_metadata(options: ReadOptions) -> dict[str, dict[str, str]]:
     return {ORIGIN: {"server": options.server} | named}
 
 
-def parse_timestamp(text: str) -> int:
+def parse_timestamp(text: str, *, name: str = "startingTimestamp") -> int:
     """Parse an ISO 8601 time (UTC without a zone) or Unix milliseconds to Unix nanoseconds.
+
+    Args:
+        text: the time.
+        name: the option it was given as, for the error.
 
     Raises:
         InvalidConfigError: it is neither, or outside the years 1678 to 2261.
     """
     wrong = InvalidConfigError(
-        "option 'startingTimestamp' must be an ISO 8601 time such as 2013-01-01T10:00:00Z, or Unix "
-        f"milliseconds, of the years 1678 to 2261, got {text!r}"
+        f"option '{name}' must be an ISO 8601 time such as 2013-01-01T10:00:00Z, or Unix "
+        "milliseconds, of the years 1678 to 2261, or JSON with one for each partition, got "
+        f"{text!r}"
     )
     if text.isdecimal():
         found = int(text) * 1_000_000
@@ -498,12 +514,7 @@ def _offset_spec(name: str, text: str, *, stream: str | None) -> tuple[OffsetSpe
     wrong = InvalidConfigError(
         f"option '{name}' must be earliest, latest or JSON such as {example}, got {text!r}"
     )
-    try:
-        decoded = json.loads(text)
-    except ValueError as error:
-        raise wrong from error
-    if not isinstance(decoded, dict):
-        raise wrong
+    decoded = _json_object(text, wrong)
     identity = decoded.get(IDENTITY)
     places: dict[PartitionKey, int | Edge] = {}
     for key, value in decoded.items():
@@ -518,6 +529,38 @@ def _offset_spec(name: str, text: str, *, stream: str | None) -> tuple[OffsetSpe
     if not places:
         raise wrong
     return places, identity
+
+
+def _time_spec(name: str, text: str | None, *, stream: str | None) -> TimeSpec | None:
+    """Parse a time for all partitions, or JSON with a time for each; arguments as above."""
+    if text is None or not text.startswith("{"):
+        return parse_timestamp(text, name=name) if text else None
+    example = '{"0": "2013-01-01T10:00:00Z"}' if stream else '{"orders/0": "2013-01-01T10:00:00Z"}'
+    wrong = InvalidConfigError(
+        f"option '{name}' must be a time, or JSON such as {example}, got {text!r}"
+    )
+    times: dict[PartitionKey, int] = {}
+    for key, value in _json_object(text, wrong).items():
+        partition = parse_partition(key, only=stream)
+        if partition is None or isinstance(value, bool) or not isinstance(value, str | int):
+            raise wrong
+        times[partition] = parse_timestamp(str(value), name=name)
+    return times
+
+
+def _json_object(text: str, wrong: InvalidConfigError) -> dict[str, Any]:
+    """Decode a JSON object that is not empty.
+
+    Raises:
+        InvalidConfigError: ``wrong``, because it is none.
+    """
+    try:
+        decoded = json.loads(text)
+    except ValueError as error:
+        raise wrong from error
+    if not isinstance(decoded, dict) or not decoded:
+        raise wrong
+    return decoded
 
 
 def parse_partition(text: str, *, only: str | None) -> PartitionKey | None:

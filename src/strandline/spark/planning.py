@@ -276,7 +276,7 @@ def resolve_offsets(states: Sequence[PartitionExtent], spec: OffsetSpec, *, name
         UnknownPartitionError: the user's offsets name a partition that does not exist.
     """
     if isinstance(spec, dict):
-        _refuse_unknown_partitions(states, spec, name=name)
+        refuse_unknown_partitions(states, spec, name=name)
     unnamed = "earliest" if name == "startingOffsets" else "latest"
     found: Offsets = {}
     for state in sorted(states, key=lambda state: state.partition):
@@ -288,6 +288,23 @@ def resolve_offsets(states: Sequence[PartitionExtent], spec: OffsetSpec, *, name
         else:
             found[state.partition] = int(place)
     return found
+
+
+def refuse_unknown_partitions(
+    states: Sequence[PartitionExtent], named: Iterable[PartitionKey], *, name: str
+) -> None:
+    """Check that an option names only partitions that there are.
+
+    Raises:
+        UnknownPartitionError: naming the option and the partition.
+    """
+    known = {state.partition for state in states}
+    unknown = set(named) - known
+    if unknown:
+        there = ", ".join(map(str, sorted(known)))
+        raise UnknownPartitionError(
+            f"{name} names partition {min(unknown)}, but the stream has {there}"
+        )
 
 
 def with_added(offsets: Offsets, states: Sequence[PartitionExtent]) -> Offsets:
@@ -459,16 +476,4 @@ def _check_data_loss(state: PartitionExtent, start: int, options: ReadOptions) -
             start,
             state.log_start_offset,
             state.partition,
-        )
-
-
-def _refuse_unknown_partitions(
-    states: Sequence[PartitionExtent], named: Iterable[PartitionKey], *, name: str
-) -> None:
-    known = {state.partition for state in states}
-    unknown = set(named) - known
-    if unknown:
-        there = ", ".join(map(str, sorted(known)))
-        raise UnknownPartitionError(
-            f"{name} names partition {min(unknown)}, but the stream has {there}"
         )

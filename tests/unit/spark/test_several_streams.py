@@ -1,6 +1,7 @@
 """Several streams in one read: readers called directly, at a real broker, without a JVM."""
 
 import json
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from pyspark.sql.datasource import CaseInsensitiveDict
@@ -247,3 +248,59 @@ def test_a_table_rejects_rows_of_several_streams(log):
         GapExplainer(table, plain)
     GapExplainer(table, StructType([field for field in schema if field.name != "offset"]))
     GapExplainer(table, log.source(stream="clicks").schema())
+
+
+def at(stored_ns):
+    """A time as an option takes it, cut to the microsecond before a record was stored."""
+    return (
+        datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=stored_ns // 1000)
+    ).isoformat()
+
+
+def test_times_select_by_partition(log):
+    """Starts and ends by time, for all partitions or one by one; an end is exclusive."""
+    for value in "ab":
+        for stream, partition in (("orders-eu", 0), ("orders-eu", 1), ("orders-us", 0)):
+            log.append(stream, f"{value}{partition}", partition=partition)
+    second = log.client.read("orders-us").read_all().column("timestamp")[1].value
+    both = {"streamPattern": "orders-*"}
+    assert log.batch(**both, startingTimestamp=at(second)) == [("orders-us", 0, "b0")]
+    since = {"orders-us/0": at(second), "orders-eu/1": "2000-01-01", "orders-eu/0": "2100-01-01"}
+    assert log.batch(**both, startingTimestamp=json.dumps(since)) == [
+        ("orders-eu", 1, "a1"),
+        ("orders-eu", 1, "b1"),
+        ("orders-us", 0, "b0"),
+    ]
+    until = {"orders-us/0": at(second), "orders-eu/0": 1000}
+    assert log.batch(**both, endingTimestamp=json.dumps(until)) == [
+        ("orders-eu", 1, "a1"),
+        ("orders-eu", 1, "b1"),
+        ("orders-us", 0, "a0"),
+    ]
+    assert log.batch(**both, endingTimestamp="2000-01-01", startingOffsets="latest") == []
+    assert len(log.batch(**both, endingTimestamp="2100-01-01")) == 6
+    with pytest.raises(UnknownPartitionError, match="startingTimestamp names partition clicks/0"):
+        log.batch(**both, startingTimestamp='{"clicks/0": 1}')
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [
+        ({"endingTimestamp": "soon"}, "'endingTimestamp' must be"),
+        ({"startingTimestamp": '{"0": true}'}, "JSON such as"),
+        ({"startingTimestamp": "{}"}, "JSON such as"),
+        ({"startingTimestamp": '{"0": "soon"}'}, "'startingTimestamp' must be"),
+        ({"endingTimestamp": "2000-01-01", "endingOffsets": "latest"}, "not both"),
+        ({"endingTimestamp": "2000-01-01", "startingTimestamp": "2001-01-01"}, "is before"),
+    ],
+)
+def test_unclear_times_are_rejected(options, hint):
+    """Naming the option, and what it takes."""
+    with pytest.raises(InvalidConfigError, match=hint):
+        parse_read_options({"server": "s", "stream": "x", **options}, streaming=None)
+
+
+def test_a_streaming_read_has_no_end_by_time(log):
+    """As it has none by offsets."""
+    with pytest.raises(InvalidConfigError, match="availableNow"):
+        log.follow(stream="clicks", endingTimestamp="2000-01-01").initialOffset()
