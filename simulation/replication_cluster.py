@@ -6,7 +6,9 @@ What happens in it is elsewhere: publishers and readers in ``replication_clients
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+import msgspec
 
 from simulation.replication_broker import SimBroker
 from simulation.replication_check import ReplicationChecker
@@ -47,7 +49,7 @@ class Cluster:
         """Never compacts, so that it still has what others have done with, and keeps its disk while
         the others lose theirs one after the other."""
         if self.lazy is not None:  # a new disk is not filled in one go
-            self.limits = replace(self.limits, window_bytes=200, read_bytes=10)
+            self.limits = msgspec.structs.replace(self.limits, window_bytes=200, read_bytes=10)
         self._arrivals_ms: dict[tuple[int, int], float] = {}
         self.sync_ms = dict.fromkeys(self.ids, 0.5)
         partitions, self.checkers = [], []

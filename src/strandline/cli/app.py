@@ -12,6 +12,7 @@ from strandline.cli import (
     cluster,
     demo,
     dev,
+    doctor,
     encryption,
     group,
     inspect,
@@ -23,6 +24,7 @@ from strandline.cli import (
     serve,
     stream,
     token,
+    top,
 )
 from strandline.cli.output import (
     OutputFormat,
@@ -56,7 +58,6 @@ class Commands(TyperGroup):
 
 
 app = typer.Typer(
-    add_completion=False,
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=examples(
@@ -74,10 +75,13 @@ app = typer.Typer(
 
 @reports_errors
 def version(*, output: OutputOption = OutputFormat.text) -> None:
-    """Print the version."""
+    """Print the version, and whether the compiled functions are used."""
+    from strandline.speedups import IS_COMPILED
     from strandline.version import __version__
 
-    print_done(f"strandline {__version__}", {"version": __version__}, output=output)
+    kind = "compiled" if IS_COMPILED else "plain Python"
+    body = {"version": __version__, "compiled": IS_COMPILED}
+    print_done(f"strandline {__version__} ({kind})", body, output=output)
 
 
 def _version_asked(is_asked: bool) -> None:
@@ -101,6 +105,7 @@ def options(
 
 app.command(epilog=serve.EPILOG)(serve.serve)
 app.command(epilog=dev.EPILOG)(dev.dev)
+app.command(epilog=doctor.EPILOG)(doctor.doctor)
 app.command(epilog=liftbridge.EPILOG)(liftbridge.liftbridge)
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(stream.app, name="stream")
@@ -111,6 +116,7 @@ app.add_typer(token.app, name="token")
 app.add_typer(quota.app, name="quota")
 app.command(epilog=publish.EPILOG)(publish.publish)
 app.command(epilog=read.EPILOG)(read.read)
+app.command(epilog=top.EPILOG)(top.top)
 app.command(epilog=inspect.EPILOG)(inspect.inspect)
 app.add_typer(bench.app, name="bench")
 app.add_typer(pipeline.app, name="pipeline")

@@ -16,7 +16,6 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 import typer
-from rich.markup import escape
 
 from strandline.errors import (
     InvalidConfigError,
@@ -64,8 +63,8 @@ def is_asked(output: OutputFormat, *, yes: bool) -> bool:
 
 
 def examples(*lines: str) -> str:
-    """Format the examples at the end of a command's help."""
-    return "\b\nExamples:\n" + "\n".join(f"  {escape(line)}" for line in lines)
+    """Format the examples at the end of a command's help; none contains rich's markup."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 def print_json(value: object) -> None:

@@ -3,21 +3,20 @@
 Needs msgspec and pyarrow only, so that a Spark executor or a notebook installs nothing else. Talks
 to brokers through ``protocol`` alone and does not depend on the server's packages.
 
-The asynchronous client is loaded on first use: asyncio is a third of the import time, and Spark
-starts a process for each query.
+Each name is loaded when it is first used: Spark starts a process for each query, and a broker alone
+needs the client's return values only.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from strandline.client.client import Client, connect
-from strandline.client.consumer.consumer import Consumer
-from strandline.client.producer.producer import Producer
-from strandline.client.reader.results import Ack, BatchAck, Record
-from strandline.client.reader.subscription import Subscription
-
 if TYPE_CHECKING:
     from strandline.client.aio import AsyncClient, connect_async
+    from strandline.client.client import Client, connect
+    from strandline.client.consumer.consumer import Consumer
+    from strandline.client.producer.producer import Producer
+    from strandline.client.reader.results import Ack, BatchAck, Record
+    from strandline.client.reader.subscription import Subscription
 
 __all__ = [
     "Ack",
@@ -32,9 +31,22 @@ __all__ = [
     "connect_async",
 ]
 
+_MODULES = {
+    "Ack": "reader.results",
+    "AsyncClient": "aio",
+    "BatchAck": "reader.results",
+    "Client": "client",
+    "Consumer": "consumer.consumer",
+    "Producer": "producer.producer",
+    "Record": "reader.results",
+    "Subscription": "reader.subscription",
+    "connect": "client",
+    "connect_async": "aio",
+}
+
 
 def __getattr__(name: str) -> Any:
-    """Load the asynchronous client on first use."""
-    if name in ("AsyncClient", "connect_async"):
-        return getattr(importlib.import_module("strandline.client.aio"), name)
+    """Load a public name on first use."""
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"strandline.client.{_MODULES[name]}"), name)
     raise AttributeError(f"module 'strandline.client' has no attribute {name!r}")

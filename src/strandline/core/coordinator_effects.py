@@ -7,8 +7,9 @@ stored, the coordinator is discarded and a new one starts from the stored entrie
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
+
+import msgspec
 
 from strandline.errors import StrandlineError
 
@@ -20,46 +21,40 @@ EntryT = TypeVar("EntryT")
 EffectT = TypeVar("EffectT")
 
 
-@dataclass(frozen=True, slots=True)
-class Store(Generic[EntryT]):
+class Store(msgspec.Struct, Generic[EntryT], frozen=True):
     """Append an entry to the coordinator's log; sequences count up by one."""
 
     sequence: int
     entry: EntryT
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """Answer a request that succeeded."""
 
     token: object
     value: object = None
 
 
-@dataclass(frozen=True, slots=True)
-class Reject:
+class Reject(msgspec.Struct, frozen=True):
     """Answer a request that failed, or is no longer possible."""
 
     token: object
     error: StrandlineError
 
 
-@dataclass(frozen=True, slots=True)
-class Forget:
+class Forget(msgspec.Struct, frozen=True):
     """Delete entries before this sequence; they are no longer needed."""
 
     before: int
 
 
-@dataclass(frozen=True, slots=True)
-class EntriesStored:
+class EntriesStored(msgspec.Struct, frozen=True):
     """The event that every ``Store`` up to this sequence is durable."""
 
     sequence: int
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(msgspec.Struct, frozen=True):
     """The event that time has passed; send it at least every second."""
 
 

@@ -33,6 +33,7 @@ ENVIRON_OTHERS: Final = frozenset(
     {
         "STRANDLINE_SERVER",
         "STRANDLINE_CONFIG",
+        "STRANDLINE_PURE_PYTHON",
         "STRANDLINE_CA",
         "STRANDLINE_CERTIFICATE",
         "STRANDLINE_KEY",

@@ -7,9 +7,9 @@ Read-only; any thread.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -63,8 +63,7 @@ class Scope(NamedTuple):
         return header.last_timestamp - self.numbers_from_ns if is_numbered else -1
 
 
-@dataclass(slots=True)
-class CompactionKeys:
+class CompactionKeys(msgspec.Struct):
     """All keys of a log.
 
     Attributes:
@@ -75,10 +74,10 @@ class CompactionKeys:
         is_whole: False if part of the log is corrupt, so that keys may be missing here.
     """
 
-    newest: dict[bytes, int] = field(default_factory=dict)
-    deleted: set[bytes] = field(default_factory=set)
-    shadowed: set[bytes] = field(default_factory=set)
-    last_numbered: dict[int, Offset] = field(default_factory=dict)
+    newest: dict[bytes, int] = msgspec.field(default_factory=dict)
+    deleted: set[bytes] = msgspec.field(default_factory=set)
+    shadowed: set[bytes] = msgspec.field(default_factory=set)
+    last_numbered: dict[int, Offset] = msgspec.field(default_factory=dict)
     is_whole: bool = True
 
     def may_forget(self, key: bytes) -> bool:

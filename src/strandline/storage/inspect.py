@@ -8,9 +8,10 @@ journal. Data that the checkpoint promises and that is absent is corruption (``m
 """
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
+
+import msgspec
 
 from strandline.errors import CorruptBatchError
 from strandline.storage.checkpoint import FILE_NAME as CHECKPOINT_NAME
@@ -62,8 +63,7 @@ Kind = Literal[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(msgspec.Struct, frozen=True):
     """A fact about a position of a file, with its severity."""
 
     file: Path
@@ -74,16 +74,15 @@ class Finding:
     message: str
 
 
-@dataclass(slots=True)
-class FileReport:
+class FileReport(msgspec.Struct):
     """One file of the data directory."""
 
     file: Path
     kind: Kind
     size_bytes: int
-    facts: dict[str, int | str] = field(default_factory=dict)
+    facts: dict[str, int | str] = msgspec.field(default_factory=dict)
     """Fields of its header, and counts."""
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[Finding] = msgspec.field(default_factory=list)
 
     @property
     def is_corrupt(self) -> bool:

@@ -8,9 +8,10 @@ file's first sequence count: others were left by a crash. Read-only; ``journal``
 
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
+
+import msgspec
 
 from strandline.storage.disk import Disk, OpenFile
 from strandline.storage.journal_file import (
@@ -49,8 +50,7 @@ class JournalEntry(NamedTuple):
     position: Position
 
 
-@dataclass(slots=True)
-class ScannedFile:
+class ScannedFile(msgspec.Struct):
     """A journal file found on disk."""
 
     path: Path
@@ -60,10 +60,10 @@ class ScannedFile:
     is_guessed: bool
     """The header is corrupt and was rebuilt from the first entry."""
     view: memoryview
-    positions: "array[int]" = field(default_factory=lambda: array("Q"))
+    positions: "array[int]" = msgspec.field(default_factory=lambda: array("Q"))
     """Of the entries that count."""
     used_bytes: int = 0
-    dropped: list[int] = field(default_factory=list)
+    dropped: list[int] = msgspec.field(default_factory=list)
     """Positions of entries that a crash left behind and that do not count."""
 
     def entries(self) -> list[ScannedEntry]:
@@ -77,13 +77,12 @@ class ScannedFile:
         return entry
 
 
-@dataclass(slots=True)
-class JournalScan:
+class JournalScan(msgspec.Struct):
     """The contents of a journal directory after the checkpoint."""
 
-    files: list[ScannedFile] = field(default_factory=list)
-    corruption: list[JournalCorruption] = field(default_factory=list)
-    stubs: list[Path] = field(default_factory=list)
+    files: list[ScannedFile] = msgspec.field(default_factory=list)
+    corruption: list[JournalCorruption] = msgspec.field(default_factory=list)
+    stubs: list[Path] = msgspec.field(default_factory=list)
     """Files whose creation was interrupted; nothing was ever written to them."""
     torn_bytes: int = 0
     last_sequence: int = 0

@@ -8,9 +8,10 @@ nothing has to be written. Must not know streams; the caller passes the director
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
+
+import msgspec
 
 from strandline.errors import CorruptBatchError, DiskFullError
 from strandline.storage.checkpoint import (
@@ -41,15 +42,14 @@ class LogPlan(NamedTuple):
     segment_age_ms: int
 
 
-@dataclass(slots=True)
-class RecoveryReport:
+class RecoveryReport(msgspec.Struct):
     """The result of a recovery."""
 
     records_replayed: int = 0
     bytes_replayed: int = 0
     torn_bytes: int = 0
     """Of an entry that was being written and was never acknowledged."""
-    corruption: list[JournalCorruption] = field(default_factory=list)
+    corruption: list[JournalCorruption] = msgspec.field(default_factory=list)
     checkpointed: bool = False
     """False if the disk was too full for a new checkpoint; the journal keeps what it has."""
 

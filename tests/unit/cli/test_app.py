@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from strandline.cli.app import app
 from strandline.cli.liftbridge import _default_nats
 from strandline.config import BrokerConfig
+from strandline.speedups import IS_COMPILED
 from strandline.version import __version__
 
 
@@ -31,10 +32,12 @@ def test_no_command_shows_the_help(run):
 
 
 def test_the_version_for_people_and_programs(run):
-    """The version is the package's."""
-    assert run("version").stdout == f"strandline {__version__}\n"
-    assert json.loads(run("version", "--output", "json").stdout) == {"version": __version__}
-    assert run("--version").stdout == f"strandline {__version__}\n"
+    """The version is the package's, and says which form of the hot functions is used."""
+    text = f"strandline {__version__} ({'compiled' if IS_COMPILED else 'plain Python'})\n"
+    assert run("version").stdout == text
+    expected = {"version": __version__, "compiled": IS_COMPILED}
+    assert json.loads(run("version", "--output", "json").stdout) == expected
+    assert run("--version").stdout == text
 
 
 @pytest.mark.parametrize(
@@ -179,7 +182,7 @@ def test_the_package_runs_as_a_module():
         text=True,
         check=True,
     )
-    assert done.stdout == f"strandline {__version__}\n"
+    assert done.stdout.startswith(f"strandline {__version__} ")
     assert time.monotonic() - started < 20
 
 

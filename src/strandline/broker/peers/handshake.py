@@ -7,7 +7,6 @@ a new incarnation, by which ``session`` distinguishes its old connections from i
 """
 
 from collections.abc import Container
-from dataclasses import dataclass
 from typing import Annotated, Final
 
 import msgspec
@@ -27,8 +26,7 @@ Name = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
 Id = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeerIdentity:
+class PeerIdentity(msgspec.Struct, frozen=True, kw_only=True):
     """The identity of a broker."""
 
     cluster_id: str

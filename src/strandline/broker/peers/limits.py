@@ -1,10 +1,9 @@
 """The sizes and timeouts of the peer link, in one place."""
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkLimits:
+class LinkLimits(msgspec.Struct, frozen=True, kw_only=True):
     """The limits of a link; every length from outside is checked before memory is allocated."""
 
     frame_bytes_max: int = 64 << 20

@@ -14,8 +14,9 @@ is closed, or gets ``Close``. The later handshake wins: an earlier connection of
 or of another incarnation, belongs to a process or a session that has ended.
 """
 
-from dataclasses import dataclass
 from typing import Final, Literal, Protocol
+
+import msgspec
 
 Direction = Literal["in", "out"]
 OTHER: Final[dict[Direction, Direction]] = {"in": "out", "out": "in"}
@@ -30,18 +31,15 @@ class Half(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Back:
+class Back(msgspec.Struct, frozen=True):
     """Notify the owner that the peer is connected."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
+class Lost(msgspec.Struct, frozen=True):
     """Notify the owner that the peer is disconnected; frames may not have arrived."""
 
 
-@dataclass(frozen=True, slots=True)
-class Close:
+class Close(msgspec.Struct, frozen=True):
     """Close a connection, which has left the session."""
 
     half: Half

@@ -9,9 +9,10 @@ handshake. Without files there is no TLS, and the link needs a private network.
 import re
 import ssl
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from strandline.errors import InvalidConfigError
 from strandline.types import BrokerId
@@ -21,8 +22,7 @@ _URI_NAME: Final = re.compile(r"(?:strandline://)?broker-(0|[1-9][0-9]{0,9})")
 _PATTERNS: Final = {"DNS": _DNS_NAME, "URI": _URI_NAME}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TlsFiles:
+class TlsFiles(msgspec.Struct, frozen=True, kw_only=True):
     """PEM files; read when the link starts, and when it is notified that they have changed."""
 
     certificate: Path

@@ -1,14 +1,14 @@
 """Effects of the group coordinator besides those of every coordinator (``decisions``)."""
 
-from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 from strandline.core.coordinator_effects import Decision
 from strandline.core.groups.state import GroupEntry, Partitions, Positions
 
 
-@dataclass(frozen=True, slots=True)
-class Expired:
+class Expired(msgspec.Struct, frozen=True):
     """A member was removed because its session timed out; to be logged."""
 
     group: str

@@ -4,15 +4,15 @@ A request's ``token`` comes back with its answer. Rules: plain values.
 """
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from strandline.core.coordinator_effects import EntriesStored, Tick
 from strandline.core.groups.state import GroupsState, Partitions, Positions
 from strandline.core.groups.transactions import PendingOffsets, TransactionMark
 
 
-@dataclass(frozen=True, slots=True)
-class Join:
+class Join(msgspec.Struct, frozen=True):
     """Join the group, or change the subscription. Answered with ``effects.GroupAssignment``.
 
     Attributes:
@@ -36,8 +36,7 @@ class Join:
     owner: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Heartbeat:
+class Heartbeat(msgspec.Struct, frozen=True):
     """Renew the session. Answered with ``effects.GroupAssignment``.
 
     Attributes:
@@ -55,8 +54,7 @@ class Heartbeat:
     owner: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Leave:
+class Leave(msgspec.Struct, frozen=True):
     """Leave the group. Answered with None, also if it is not a member."""
 
     token: object
@@ -66,8 +64,7 @@ class Leave:
     """The principal that asks."""
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(msgspec.Struct, frozen=True):
     """Commit offsets. Answered with None.
 
     Attributes:
@@ -89,8 +86,7 @@ class Commit:
     owner: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class MarkTransaction:
+class MarkTransaction(msgspec.Struct, frozen=True):
     """Begin or end a transaction here: pending offsets count, or are dropped. Answered with None.
 
     It is never rejected, and a repeat has no effect: the transaction coordinator repeats it until
@@ -102,16 +98,14 @@ class MarkTransaction:
     mark: TransactionMark
 
 
-@dataclass(frozen=True, slots=True)
-class Delete:
+class Delete(msgspec.Struct, frozen=True):
     """Delete a group without members, and its committed offsets. Answered with None."""
 
     token: object
     group: str
 
 
-@dataclass(frozen=True, slots=True)
-class KeepConsumer:
+class KeepConsumer(msgspec.Struct, frozen=True):
     """Store the state of a NATS consumer, and its offsets. Answered with None.
 
     Attributes:
@@ -129,8 +123,7 @@ class KeepConsumer:
     epoch: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimConsumers:
+class ClaimConsumers(msgspec.Struct, frozen=True):
     """Claim consumers for a leader epoch. Answered with their states by group.
 
     From then on, updates under an older epoch are rejected.
@@ -145,8 +138,7 @@ class ClaimConsumers:
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class QueryGroups:
+class QueryGroups(msgspec.Struct, frozen=True):
     """Query the state. Answered with the result of ``question``.
 
     Attributes:
@@ -171,8 +163,7 @@ Request = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class StreamsChanged:
+class StreamsChanged(msgspec.Struct, frozen=True):
     """The streams changed.
 
     Attributes:

@@ -24,8 +24,9 @@ the cost of an idle cluster and of creating a stream does not grow with the numb
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import NamedTuple
+
+import msgspec
 
 from strandline.core.metadata.apply import apply_entry
 from strandline.core.metadata.commands import (
@@ -55,8 +56,7 @@ from strandline.types import BrokerId
 ROUNDS_MAX = 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ControllerLimits:
+class ControllerLimits(msgspec.Struct, frozen=True, kw_only=True):
     """The controller's timeouts, and the most partitions to move at once."""
 
     session_ms: float = 2_000
@@ -69,8 +69,7 @@ class ControllerLimits:
     """The most partitions to move at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class LastHeartbeat:
+class LastHeartbeat(msgspec.Struct, frozen=True):
     """The last heartbeat of a broker."""
 
     incarnation: str
@@ -79,8 +78,7 @@ class LastHeartbeat:
     """The last entry of the metadata log that is committed and on its disk, as it reported."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class View(msgspec.Struct, frozen=True, kw_only=True):
     """State of the controller besides the image."""
 
     now_ms: float
@@ -89,8 +87,8 @@ class View:
     """A broker without a heartbeat since then counts as if it had sent one at that time."""
     settled_since_ms: float
     """When the set of brokers in service last changed."""
-    log_ends: LogEnds = field(default_factory=dict)
-    away: Mapping[BrokerId, float] = field(default_factory=dict)
+    log_ends: LogEnds = msgspec.field(default_factory=dict)
+    away: Mapping[BrokerId, float] = msgspec.field(default_factory=dict)
     """Since when there is no connection with brokers that had one."""
 
 

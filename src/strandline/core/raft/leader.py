@@ -11,7 +11,7 @@ Invariants:
 Must not know of elections: the winner of one creates a ``RaftLeader``.
 """
 
-from dataclasses import dataclass
+import msgspec
 
 from strandline.core.raft.log import ENTRY_OVERHEAD_BYTES, encode_members
 from strandline.core.raft.messages import (
@@ -35,8 +35,7 @@ _SNAPSHOT_WAITS = 4
 """After so many election timeouts without an answer a snapshot is sent again."""
 
 
-@dataclass(slots=True)
-class _ReadRequest:
+class _ReadRequest(msgspec.Struct):
     """A read that waits to be confirmed.
 
     Attributes:

@@ -1,14 +1,13 @@
 """A leader's view of one follower's log."""
 
-from dataclasses import dataclass
+import msgspec
 
 from strandline.core.raft.messages import Index
 
 _NONE = Index(0)
 
 
-@dataclass(slots=True)
-class RaftProgress:
+class RaftProgress(msgspec.Struct):
     """The state of one follower.
 
     Attributes:

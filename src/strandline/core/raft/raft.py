@@ -13,8 +13,9 @@ on disk: ``ready.py`` has the order in which the driver works.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import assert_never
+
+import msgspec
 
 from strandline.core.raft.leader import RaftLeader
 from strandline.core.raft.log import RaftLog
@@ -40,19 +41,17 @@ from strandline.errors import NotLeaderError
 from strandline.types import BrokerId
 
 
-@dataclass(slots=True)
-class RaftFollower:
+class RaftFollower(msgspec.Struct):
     """Waits for a leader's messages; ``leader`` is None until one is known."""
 
     leader: BrokerId | None = None
 
 
-@dataclass(slots=True)
-class RaftCandidate:
+class RaftCandidate(msgspec.Struct):
     """Asks for votes; ``pre``: in a pre-vote, which changes no term."""
 
     pre: bool
-    votes: set[BrokerId] = field(default_factory=set)
+    votes: set[BrokerId] = msgspec.field(default_factory=set)
 
 
 class Raft:

@@ -7,7 +7,8 @@ Invariants:
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from strandline.core.raft.log import RaftLog
 from strandline.core.raft.messages import Envelope, HardState, Index, Kind, Message, RaftEntry, Term
@@ -15,8 +16,7 @@ from strandline.core.raft.ready import ReadAllowed, Ready
 from strandline.types import BrokerId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RaftSettings:
+class RaftSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Times in ticks, whose length the driver chooses; sizes in bytes.
 
     Attributes:

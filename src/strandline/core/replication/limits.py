@@ -1,10 +1,9 @@
 """The timeouts of replication and the bytes it may have in flight."""
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicationLimits:
+class ReplicationLimits(msgspec.Struct, frozen=True):
     """Times in milliseconds; the same on every broker."""
 
     replica_lag_ms_max: int = 10_000

@@ -1,8 +1,9 @@
 """Effects of the transaction coordinator besides those of every coordinator (``decisions``)."""
 
 import enum
-from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 from strandline.core.coordinator_effects import Decision
 from strandline.core.transactions.state import (
@@ -24,8 +25,7 @@ class MarkerKind(enum.Enum):
     """None are accepted from here on; earlier ones are aborted."""
 
 
-@dataclass(frozen=True, slots=True)
-class SendMarker:
+class SendMarker(msgspec.Struct, frozen=True):
     """Write a marker to a partition; ``events.Marked`` or ``NotMarked`` reports the result."""
 
     id: str
@@ -34,8 +34,7 @@ class SendMarker:
     kind: MarkerKind
 
 
-@dataclass(frozen=True, slots=True)
-class TimedOut:
+class TimedOut(msgspec.Struct, frozen=True):
     """A transaction was aborted after its timeout: the one of this id, or a part of it."""
 
     name: str

@@ -4,7 +4,8 @@ A request's ``token`` comes back with its answer. Rules: plain values.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from strandline.core.coordinator_effects import EntriesStored, Tick
 from strandline.core.transactions.state import (
@@ -15,8 +16,7 @@ from strandline.core.transactions.state import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Begin:
+class Begin(msgspec.Struct, frozen=True):
     """Begin a transaction. Answered with ``effects.Begun``.
 
     Attributes:
@@ -35,8 +35,7 @@ class Begin:
     batch: BatchOfProducer | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class AddTransactionPartitions:
+class AddTransactionPartitions(msgspec.Struct, frozen=True):
     """Add partitions to the transaction. Answered with None when they accept its records.
 
     The group coordinator's partition stands for committed offsets.
@@ -48,8 +47,7 @@ class AddTransactionPartitions:
     places: Sequence[TransactionPartition]
 
 
-@dataclass(frozen=True, slots=True)
-class Prepare:
+class Prepare(msgspec.Struct, frozen=True):
     """Prepare it for ``EndStaged`` or, if it is a part, for ``Publish``. Answered with None."""
 
     token: object
@@ -57,8 +55,7 @@ class Prepare:
     producer: TransactionalProducer
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(msgspec.Struct, frozen=True):
     """Commit or abort an open transaction. Answered with None."""
 
     token: object
@@ -67,8 +64,7 @@ class End:
     is_commit: bool
 
 
-@dataclass(frozen=True, slots=True)
-class EndStaged:
+class EndStaged(msgspec.Struct, frozen=True):
     """Commit or abort a prepared transaction of any producer. Answered with None."""
 
     token: object
@@ -77,8 +73,7 @@ class EndStaged:
     is_commit: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Publish:
+class Publish(msgspec.Struct, frozen=True):
     """Commit parts together, under the next batch number. Answered with ``effects.Published``."""
 
     token: object
@@ -87,8 +82,7 @@ class Publish:
     fingerprint: str
 
 
-@dataclass(frozen=True, slots=True)
-class QueryTransactions:
+class QueryTransactions(msgspec.Struct, frozen=True):
     """Query the state. Answered with the result of ``question`` once what it saw is stored."""
 
     token: object
@@ -98,8 +92,7 @@ class QueryTransactions:
 Request = Begin | AddTransactionPartitions | Prepare | End | EndStaged | Publish | QueryTransactions
 
 
-@dataclass(frozen=True, slots=True)
-class Marked:
+class Marked(msgspec.Struct, frozen=True):
     """A partition has the marker, or was deleted."""
 
     id: str
@@ -108,8 +101,7 @@ class Marked:
     is_begin: bool
 
 
-@dataclass(frozen=True, slots=True)
-class NotMarked:
+class NotMarked(msgspec.Struct, frozen=True):
     """The marker was not written, or it is unknown whether it was; retry."""
 
     id: str

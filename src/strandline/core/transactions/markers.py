@@ -5,7 +5,7 @@ longer needed. A waiting request is answered when every marker of its transactio
 after ``PATIENCE_MS``: the decision is final, and the markers follow. Pure; ``coordinator`` decides.
 """
 
-from dataclasses import dataclass, field
+import msgspec
 
 from strandline.core.coordinator_effects import Answer, Reject
 from strandline.core.transactions.effects import Effect, MarkerKind, SendMarker
@@ -15,8 +15,7 @@ RETRY_MS = 100
 PATIENCE_MS = 5_000
 
 
-@dataclass(slots=True)
-class _Waiter:
+class _Waiter(msgspec.Struct):
     """A request that waits for the end of some transactions."""
 
     token: object
@@ -25,22 +24,20 @@ class _Waiter:
     due_ms: int
 
 
-@dataclass(slots=True)
-class _Adding:
+class _Adding(msgspec.Struct):
     """A request that waits for partitions to admit records."""
 
     token: object
     places: set[TransactionPartition]
 
 
-@dataclass(slots=True)
-class _PendingMarkers:
+class _PendingMarkers(msgspec.Struct):
     """Markers that the partitions of one transaction still need."""
 
-    unwritten: set[TransactionPartition] = field(default_factory=set)
-    begun: set[TransactionPartition] = field(default_factory=set)
+    unwritten: set[TransactionPartition] = msgspec.field(default_factory=set)
+    begun: set[TransactionPartition] = msgspec.field(default_factory=set)
     """Partitions known to accept records."""
-    adding: list[_Adding] = field(default_factory=list)
+    adding: list[_Adding] = msgspec.field(default_factory=list)
 
 
 class Markers:

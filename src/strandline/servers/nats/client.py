@@ -68,7 +68,7 @@ class NatsClient:
         login: Login | None = None,
     ) -> None:
         self._broker = broker
-        self.shared = IngestState(broker, "nats", ingest=ingest, ack_lines=AckLines(b"PUB %b"))
+        self.shared = IngestState(broker, "nats", ingest=ingest, ack_lines=AckLines(b"PUB "))
         self._is_alone = is_alone
         self._jetstream = jetstream
         self.api = api

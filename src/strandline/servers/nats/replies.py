@@ -6,6 +6,7 @@ nats-server's, so that stock clients raise their own exceptions; our stable code
 the outer object.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -26,6 +27,7 @@ from strandline.errors import (
 )
 from strandline.record import envelope
 from strandline.servers.nats.backpressure import Reading
+from strandline.speedups import ack_lines
 from strandline.types import Offset, PartitionName
 
 _ERROR_NUMBERS: tuple[tuple[type[StrandlineError], int, int], ...] = (
@@ -70,50 +72,45 @@ def error_reply(error: StrandlineError) -> bytes:
 
 
 class AckLines:
-    """Templates of PubAck protocol lines, filled by one ``%`` operation each.
-
-    The length of a PubAck changes only with the digits of its sequence, so one template per
-    partition is valid from one power of ten to the next.
+    """The lines that carry PubAcks on a listener's connections.
 
     Args:
-        opening: the line up to the payload's size, with ``%b`` for parts that vary by message.
+        operation: with the space after it.
     """
 
-    def __init__(self, opening: bytes) -> None:
-        self._opening = opening
-        self._templates: dict[PartitionName, tuple[int, int, bytes]] = {}
+    def __init__(self, operation: bytes) -> None:
+        self._operation = operation
+        self._around: dict[PartitionName, tuple[bytes, bytes]] = {}
 
-    def template(self, partition: PartitionName, sequence: int) -> bytes:
-        """Return the template to format with the opening's arguments and the sequence."""
-        known = self._templates.get(partition)
-        if known is None or not known[0] <= sequence < known[1]:
-            known = self._make(partition, sequence)
-        return known[2]
+    def encode(
+        self,
+        partition: PartitionName,
+        offset: Offset,
+        replies: Sequence[bytes | None],
+        *,
+        sids: Sequence[bytes | None] | None = None,
+    ) -> bytes:
+        """Encode the PubAcks of consecutive records, the first at ``offset``.
 
-    def templates(self, partition: PartitionName, sequence: int, count: int) -> list[bytes]:
-        """Return the templates of so many sequences in a row."""
-        known = self._templates.get(partition)
-        if known is None or not known[0] <= sequence < known[1]:
-            known = self._make(partition, sequence)
-        _, end, template = known
-        if sequence + count <= end:
-            return [template] * count
-        here = end - sequence
-        return [template] * here + self.templates(partition, end, count - here)
+        Args:
+            partition: the records'.
+            offset: the first record's.
+            replies: the reply subject of each record; None: it is not acknowledged.
+            sids: the subscription that receives each reply, None if there is none; or None for
+                all, where lines have no sids.
+        """
+        around = self._around.get(partition)
+        if around is None:
+            before, after = _pub_ack_around_sequence(partition)
+            around = self._around[partition] = before, after + b"}"
+        before, after = around
+        return ack_lines(
+            self._operation, replies, sids, before=before, after=after, sequence=offset + 1
+        )
 
     def clear(self) -> None:
-        """Drop all templates when streams have changed."""
-        self._templates.clear()
-
-    def _make(self, partition: PartitionName, sequence: int) -> tuple[int, int, bytes]:
-        before, after = _pub_ack_around_sequence(partition)
-        digits = len(str(sequence))
-        size = len(before) + digits + len(after) + 1
-        before, after = before.replace(b"%", b"%%"), after.replace(b"%", b"%%")
-        line = self._opening + b" %d\r\n" % size + before + b"%d" + after + b"}\r\n"
-        low = 10 ** (digits - 1)
-        made = self._templates[partition] = (low, low * 10, line)
-        return made
+        """Forget the partitions when streams have changed."""
+        self._around.clear()
 
 
 class ReplySink(ChunkAckSink, Reading, Protocol):

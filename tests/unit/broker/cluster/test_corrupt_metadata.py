@@ -3,6 +3,7 @@
 import pytest
 
 from strandline.broker.cluster.discard import discard_metadata
+from strandline.broker.cluster.identity import load_identity
 from strandline.errors import CorruptBatchError, InvalidConfigError
 from strandline.storage.disk import Disk
 
@@ -69,6 +70,8 @@ async def test_metadata_that_was_discarded_too_soon_does_not_let_a_broker_vote_t
     await cluster.kill(3)
     await kit.until(lambda: cluster.brokers[1]._image.brokers[3].is_fenced, seconds=20)
     discard_metadata(directory, disk=Disk())
+    # As a founder it would be a voter of its empty log, and two such brokers a majority.
+    assert load_identity(directory, disk=Disk()).founders == ()
     until, kit.until = kit.until, _no_wait
     try:
         await cluster.start(3)

@@ -30,21 +30,21 @@ def test_pub_ack(partition, duplicate, expected):
 @pytest.mark.parametrize("partition", [0, 12])
 def test_ack_lines_agree_with_pub_ack(stream, partition):
     """The fast format gives exactly the PubAck, with its length, around every change of digits."""
-    lines = AckLines(b"MSG %b %b")
+    lines = AckLines(b"MSG ")
     name = PartitionName(stream, partition)
     for sequence in (1, 9, 10, 99, 100, 5, 1000, 10**12):
-        line = lines.template(name, sequence) % (b"_INBOX.r", b"1", sequence)
+        line = lines.encode(name, Offset(sequence - 1), [b"_INBOX.r"], sids=[b"1"])
         payload = pub_ack(name, Offset(sequence - 1))
         assert line == b"MSG _INBOX.r 1 %d\r\n%b\r\n" % (len(payload), payload)
 
 
 def test_cleared_ack_lines_are_made_again():
-    """Clearing forgets templates and nothing else."""
-    lines = AckLines(b"PUB %b")
+    """Clearing forgets partitions and nothing else."""
+    lines = AckLines(b"PUB ")
     name = PartitionName("S", 0)
-    before = lines.template(name, 5)
+    before = lines.encode(name, Offset(4), [b"_INBOX.r"])
     lines.clear()
-    assert lines.template(name, 5) == before
+    assert lines.encode(name, Offset(4), [b"_INBOX.r"]) == before
 
 
 @pytest.mark.parametrize(
@@ -149,9 +149,14 @@ def test_envelope_with_reply_subject_is_answered_there_too(sink):
     assert len(sink.delivered) == 2
 
 
-def test_templates_of_sequences_in_a_row():
-    """Each is that of its sequence, also where the digits become more."""
-    lines, name = AckLines(b"PUB %b"), PartitionName("s", 0)
+def test_lines_of_sequences_in_a_row():
+    """Each is that of its sequence, also where the digits become more; none without a reply."""
+    lines, name = AckLines(b"PUB "), PartitionName("s", 0)
     for first, count in ((8, 1), (8, 2), (8, 3), (98, 5), (5, 200)):
-        expected = [lines.template(name, sequence) for sequence in range(first, first + count)]
-        assert lines.templates(name, first, count) == expected
+        replies = [b"_INBOX.%d" % number if number % 7 else None for number in range(count)]
+        expected = b"".join(
+            lines.encode(name, Offset(offset), [reply])
+            for offset, reply in enumerate(replies, first)
+            if reply is not None
+        )
+        assert lines.encode(name, Offset(first), replies) == expected

@@ -13,7 +13,7 @@ Rules:
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
@@ -45,6 +45,7 @@ from strandline.servers.nats.jetstream.errors import (
 from strandline.servers.nats.jetstream.subjects import ApiCall, parse_subject
 from strandline.servers.nats.jetstream.views import JetStreamView, split_name, view_of
 from strandline.servers.nats.ports import JetStreamPort
+from strandline.servers.nats.protocol import Message
 from strandline.types import PartitionName
 
 logger = logging.getLogger(__name__)
@@ -89,8 +90,12 @@ class ApiLink(Protocol):
         ...
 
     @property
-    def takes_records(self) -> bool:
-        """Whether consumers can deliver to its clients."""
+    def is_shared(self) -> bool:
+        """Whether others than who asked could receive an answer."""
+        ...
+
+    def receiver(self, inbox: bytes) -> object:
+        """Return who receives what a consumer delivers for a pull, as ``Receivers`` knows it."""
         ...
 
 
@@ -150,17 +155,11 @@ class ApiRequest(NamedTuple):
 Handler = Callable[[ApiRequest], Awaitable[ApiReply]]
 
 
-class AckHandler(Protocol):
-    """A handler of acknowledgements."""
-
-    def __call__(
-        self, subject: bytes, reply: bytes | None, *, payload: bytes, link: ApiLink
-    ) -> None:
-        """Handle one."""
-        ...
+AckHandler = Callable[[Sequence[Message], ApiLink], None]
+"""Handles acknowledgements that came together."""
 
 
-def _ignore_ack(subject: bytes, reply: bytes | None, *, payload: bytes, link: ApiLink) -> None:
+def _ignore_acks(messages: Sequence[Message], link: ApiLink) -> None:
     """Without consumers there is nothing to acknowledge."""
 
 
@@ -185,8 +184,7 @@ class JetStreamApi:
     def __init__(self, broker: JetStreamPort) -> None:
         self.broker = broker
         self.handlers: dict[str, Handler] = {"": _unknown}
-        self.take_ack: AckHandler = _ignore_ack
-        """Handles acknowledgements."""
+        self.take_acks: AckHandler = _ignore_acks
         self.consumers_of: Callable[[Partition], int] = lambda _: 0
         """Returns how many consumers a partition has."""
         self.stream_deleted: Callable[[str], Awaitable[None]] = _ignore_stream

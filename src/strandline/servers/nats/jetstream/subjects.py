@@ -4,6 +4,7 @@ Rules: operations are told apart first, so a stream may have the name of one. A 
 operation known here, or lacks a name, is an operation without a name of its own.
 """
 
+import re
 from typing import Final, NamedTuple
 
 PREFIX: Final = "$JS.API."
@@ -15,6 +16,10 @@ ACK_TOKENS: Final = 7
 FLOW_TOKENS: Final = 3
 DIGITS_MAX: Final = 20
 TYPE_PREFIX: Final = "io.nats.jetstream.api.v1."
+
+
+_NUMBER: Final = rb"[0-9]{1,%d}" % DIGITS_MAX
+_ACK_NUMBERS: Final = re.compile(rb"%b\.(%b)\.(%b)\.%b\.%b" % ((_NUMBER,) * 5))
 
 
 class Operation(NamedTuple):
@@ -98,6 +103,15 @@ def parse_ack(subject: str) -> AckSubject | None:
     if not all(each.isascii() and each.isdigit() and len(each) <= DIGITS_MAX for each in numbers):
         return None
     return AckSubject(stream, consumer, *map(int, numbers[:3]))
+
+
+def parse_ack_numbers(rest: bytes) -> tuple[int, int] | None:
+    """Return the sequences of a record and of its delivery, from what follows the consumer's name.
+
+    As ``parse_ack``, for the many of one consumer; None: it is not of an acknowledgement.
+    """
+    found = _ACK_NUMBERS.fullmatch(rest)
+    return (int(found[1]), int(found[2])) if found is not None else None
 
 
 def format_flow(stream: str, consumer: str, request: str) -> str:

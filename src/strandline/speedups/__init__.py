@@ -1,0 +1,33 @@
+"""Functions over bytes that run for each record or message, compiled where that was possible.
+
+``pure`` has each function in plain Python, ``_compiled.pyx`` the same in Cython. Both return the
+same for the same arguments, malformed ones included: tests/property/test_speedups.py compares them.
+A new function is written in both, named twice below, and compared there.
+
+Rules: built-in types in, built-in types out; nothing of the broker is known here.
+"""
+
+import importlib
+import os
+
+from strandline.speedups import pure
+
+IS_COMPILED = False
+"""Whether the compiled functions are used."""
+
+ack_lines = pure.ack_lines
+delivery_frames = pure.delivery_frames
+split_messages = pure.split_messages
+
+if not os.environ.get("STRANDLINE_PURE_PYTHON"):
+    try:
+        # By name: linters and type checkers see no module where there is no Python file.
+        _compiled = importlib.import_module("strandline.speedups._compiled")
+        ack_lines, delivery_frames, split_messages = (
+            _compiled.ack_lines,
+            _compiled.delivery_frames,
+            _compiled.split_messages,
+        )
+        IS_COMPILED = True
+    except (ImportError, AttributeError):
+        pass  # installed without a compiler, or built before one of them was added
