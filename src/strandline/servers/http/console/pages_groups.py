@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
 
-from strandline.api.groups import GroupInfo
+from strandline.api.groups import GroupInfo, GroupSummary
 from strandline.client.client import Client
 from strandline.errors import InvalidRequestError, NotAllowedError, UnknownGroupError
 from strandline.servers.http.console.gather import StreamRow, stream_rows
@@ -58,7 +58,7 @@ def list_page(visit: Visit) -> Page:
     summaries = visit.client.groups.list()
     wanted = visit.query["q"].lower()
     found = [each for each in summaries if wanted in each.group.lower()]
-    rows = [_group_row(visit.client, each.group, each.members, ends) for each in found[:SHOWN_MAX]]
+    rows = [_group_row(visit.client, each, ends) for each in found[:SHOWN_MAX]]
     rates = visit.rates.observe("group", {row.name: row.committed for row in rows}, visit.now_ms)
     values = {
         "rows": rows,
@@ -72,8 +72,9 @@ def list_page(visit: Visit) -> Page:
 
 
 def _group_row(
-    client: Client, name: str, members: int, ends: Mapping[PartitionName, int]
+    client: Client, summary: GroupSummary, ends: Mapping[PartitionName, int]
 ) -> GroupRow:
+    name, members = summary.group, summary.members
     is_nats = name.startswith(NATS_PREFIX)
     shown = name.removeprefix(NATS_PREFIX)
     try:
