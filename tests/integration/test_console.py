@@ -281,3 +281,15 @@ def test_sessions_end_and_are_limited():
     store.open("token", "one more")
     assert store.find(ids[0]) is not None
     assert store.find(ids[1]) is None
+
+
+def test_the_clients_page_names_the_principals(server, tokens):
+    """Of each connection, for those who may read the cluster; others do not see it."""
+    with strandline.connect(server, token=tokens["weak"]) as weak:
+        weak.list_streams()
+        admin = Browser(server.http_url)
+        admin.log_in(ADMIN)
+        status, _, text = admin.get("/clients")
+        assert status == 200
+        assert "weak" in text
+        assert "__admin" in text

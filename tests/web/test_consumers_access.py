@@ -3,6 +3,7 @@
 import asyncio
 import re
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 import nats
 import pytest
@@ -176,3 +177,31 @@ def test_load_is_drawn_and_events_are_found(server, client, page):
 async def sampled(monitor):
     """Sample on the broker's loop."""
     monitor.sample(is_of_history=True)
+
+
+async def publish_some(url, done):
+    connection = await nats.connect(url, user="x", password="y")
+    for _ in range(25):
+        await connection.publish("jobs", b"x")
+    await connection.flush()
+    await asyncio.to_thread(done.wait)
+    await connection.close()
+
+
+def test_clients_are_shown_with_their_protocol_and_messages(server, client, page):
+    """A publisher at the ingest listener, and readers by Arrow Flight; gone ones are not listed."""
+    client.create_stream("jobs")
+    done = Event()
+    with ThreadPoolExecutor() as pool:
+        publishing = pool.submit(asyncio.run, publish_some(server.ingest_url, done))
+        try:
+            page.goto(f"{server.http_url}/clients?q=nats")
+            row = page.locator("tbody tr", has_text="NATS, at the ingest listener")
+            expect(row.locator("td").nth(2)).to_have_text("25")
+            page.get_by_label("Search").fill("flight")
+            expect(page.locator("tbody tr").first).to_contain_text("Arrow Flight")
+        finally:
+            done.set()
+        publishing.result()
+    page.goto(f"{server.http_url}/clients?q=nats")
+    expect(page.get_by_text("No client matches.")).to_be_visible()

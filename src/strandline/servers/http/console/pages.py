@@ -4,6 +4,7 @@ from typing import Final
 
 from strandline.servers.http.console import (
     pages_access,
+    pages_clients,
     pages_cluster,
     pages_groups,
     pages_load,
@@ -18,5 +19,6 @@ ROUTES: Final[list[ConsoleRoute]] = [
     *pages_streams.ROUTES,
     *pages_records.ROUTES,
     *pages_groups.ROUTES,
+    *pages_clients.ROUTES,
     *pages_access.ROUTES,
 ]
