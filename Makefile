@@ -26,6 +26,7 @@ ifndef SEED
 SEED := $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 endif
 EXAMPLES ?= 1000
+SANITIZERS := -fsanitize=address,undefined
 RUNS ?= 30
 SEEDS ?= 200
 SECONDS ?= 30
@@ -40,7 +41,7 @@ COUNT ?= 200
 MINUTES ?= 60
 
 .PHONY: help demo test unit check bench bench-cluster sim sim-mutants mutants fuzz kills chaos
-.PHONY: pipelines crash-pipelines versus-faults dist
+.PHONY: pipelines crash-pipelines versus-faults dist sanitize
 .PHONY: docs setup format clean
 
 help: ## List these targets
@@ -87,6 +88,17 @@ fuzz: $(READY) ## Search every property from a random seed (SEED=n EXAMPLES=n AR
 	@echo "seed $(SEED), $(EXAMPLES) examples a property; the same seed repeats the run"
 	@PROPERTY_EXAMPLES=$(EXAMPLES) $(BIN)/pytest -m 'hypothesis and not spark' \
 		--hypothesis-seed=$(SEED) --timeout 3600 -n $(WORKERS) $(ARGS)
+
+sanitize: $(READY) ## Fuzz the compiled functions with gcc's sanitizers (SEED=n EXAMPLES=n)
+	@rm -rf build/sanitized && mkdir -p build/sanitized && cp -r src/strandline build/sanitized
+	@CFLAGS='-g -O1 $(SANITIZERS) -fno-sanitize-recover=all' LDFLAGS='$(SANITIZERS)' \
+		$(BIN)/python setup.py --quiet build_ext --force --build-lib build/sanitized \
+		--build-temp build/sanitized
+	@echo "seed $(SEED), $(EXAMPLES) examples a property; the same seed repeats the run"
+	@LD_PRELOAD=$$(gcc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 \
+		PYTHONMALLOC=malloc PYTHONPATH=build/sanitized PROPERTY_EXAMPLES=$(EXAMPLES) \
+		$(BIN)/pytest -p no:cacheprovider --hypothesis-seed=$(SEED) --timeout 3600 \
+		tests/property/test_{speedups,nats_protocol}.py $(ARGS)
 
 kills: $(READY) ## Kill brokers -9 at random under load (KILLS=n KILL_SEED=n ARGS='-k transactions')
 	@KILLS=$(KILLS) KILL_SEED=$(KILL_SEED) $(BIN)/pytest -p no:cacheprovider -s \

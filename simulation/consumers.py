@@ -133,7 +133,7 @@ class SimLeader:
         epoch: its leader epoch.
     """
 
-    is_open = knows_interest = True
+    knows_interest = True
 
     def __init__(self, history: "ConsumerHistory", epoch: int) -> None:
         self._history = history
@@ -242,6 +242,15 @@ class SimLeader:
 
     # The link to nats-server
 
+    @property
+    def leaf(self) -> "SimLeader":
+        """What knows who waits."""
+        return self
+
+    def is_ready(self, *_: object) -> bool:
+        """Return whether records can be delivered now."""
+        return True
+
     def has_interest(self, inbox: bytes) -> bool:
         """Return whether a client waits there."""
         return inbox in self._history.inboxes
@@ -262,15 +271,13 @@ class SimLeader:
         if self.is_alive:
             self._history.sent_status(inbox, block=block, reply=reply.decode())
 
-    def deliver_run(self, run: DeliveredRun, *, queue: bytes) -> None:
+    def deliver_run(self, tokens: list[bytes], run: DeliveredRun, *, queue: bytes) -> None:
         """Send records to clients."""
         assert not queue
         if not self.is_alive:
             return
         sequences = run.messages.sequences
-        for number, (sequence, inbox) in enumerate(
-            zip(sequences, cycle(run.inboxes), strict=False)
-        ):
+        for number, (sequence, inbox) in enumerate(zip(sequences, cycle(tokens), strict=False)):
             ack = AckSubject(
                 STREAM, CONSUMER, run.deliveries, sequence, run.consumer_sequence + number
             )
@@ -384,7 +391,7 @@ class ConsumerHistory:
         no_wait = rng.random() < 0.2
         pull = partial(Pull, inbox, batch=batch, expires_ms=expires_ms, no_wait=no_wait)
         leader = self._somebody()
-        self.world.send((CLIENT, BROKER), self._take_pull, leader, inbox, pull)
+        self.world.send((CLIENT, BROKER), self._take_pull, leader, pull)
         self.world.after(EXPIRES_MS * 2, self._give_up, inbox)
         self.world.after(rng.uniform(5, EXPIRES_MS), self.pull)
 
@@ -399,9 +406,9 @@ class ConsumerHistory:
         return self.world.rng.choice(self.leaders[-3:])
 
     @staticmethod
-    def _take_pull(leader: SimLeader, inbox: bytes, pull: Callable[[], Pull]) -> None:
+    def _take_pull(leader: SimLeader, pull: Callable[[], Pull]) -> None:
         if leader.is_alive and leader.runner is not None and not leader.runner.is_over:
-            leader.runner.pull(inbox, pull())
+            leader.runner.pull(pull())
 
     def _receive(self, inbox: bytes, ack: AckSubject) -> None:
         """A client gets a record; it acknowledges it, or does something else, or dies."""

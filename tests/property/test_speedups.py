@@ -85,6 +85,49 @@ def test_split_messages(data, position, is_published, line_max, payload_max, cou
         assert found == expected
 
 
+numbers = st.integers(-1, LONG_MAX) | st.sampled_from([9, 10, 99])
+rows = st.lists(st.tuples(sequences, numbers, words, words), max_size=9)
+
+
+@given(
+    st.tuples(words, words),
+    st.lists(words, min_size=1, max_size=3),
+    st.lists(words, min_size=1, max_size=3),
+    rows,
+    sequences,
+    st.integers(0, 20),
+)
+def test_delivery_frames(operations, lefts, rights, rows, first, pending):
+    """Frames are the same bytes, with headers and without, to one receiver and to several."""
+    columns = tuple(map(list, zip(*rows, strict=True))) or ([], [], [], [])
+    rest = {"columns": columns, "first": first, "pending": pending}
+    expected = outcome(pure.delivery_frames, operations, lefts, rights, **rest)
+    assert outcome(compiled.delivery_frames, operations, lefts, rights, **rest) == expected
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"operations": (b"a",)},
+        {"lefts": []},
+        {"rights": []},
+        {"lefts": ["x"]},
+        {"columns": ([1], [1], [b""], [])},
+        {"columns": ([1], [1], [b""])},
+        {"columns": ([1], [1], [b""], ["x"])},
+        {"columns": ([1], ["x"], [b""], [b""])},
+    ],
+)
+def test_malformed_deliveries_are_errors(changed):
+    """Whatever is wrong with them; nothing is read or written beyond what is there."""
+    good = {"operations": (b"a", b"b"), "lefts": [b"l"], "rights": [b"r"]}
+    good |= {"columns": ([1], [1], [b""], [b""]), "first": 1, "pending": 0}
+    assert compiled.delivery_frames(**good) == pure.delivery_frames(**good)
+    for function in (pure.delivery_frames, compiled.delivery_frames):
+        with pytest.raises((IndexError, OverflowError, TypeError, ValueError, ZeroDivisionError)):
+            function(**{**good, **changed})
+
+
 @pytest.mark.parametrize("bad", [None, "text", 1, [1], ["text"]])
 def test_arguments_of_other_types_are_errors(bad):
     """What is not of the types that a function takes raises; it never crashes."""

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pytest
 from pyspark.errors import PySparkException
 
-from strandline.spark.table import table_summary
+from strandline.spark.table import read_table, table_summary
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -264,3 +264,29 @@ def test_a_broker_that_restarts_is_waited_for(stream_reader, log, landed, follow
         log.append(stream, range(2000, 3000))
         wait_until_at(query, 3000)
     assert landed(tmp_path / "t") == log.records(stream)
+
+
+def test_a_pattern_finds_streams_between_micro_batches(log, stream_reader, run, tmp_path):
+    """Each record of every stream arrives once, over restarts; its row names the stream."""
+    for name, numbers in (("many-a", range(4)), ("many-b", range(10, 13))):
+        log.client.create_stream(name, partitions=2)
+        log.append(name, numbers)
+    pattern = {"streamPattern": "many-*", "maxRecordsPerTrigger": "3"}
+
+    def load():
+        frame = stream_reader("", **pattern).load()
+        return run(frame.withColumnRenamed("offset", "source_offset"))
+
+    query = load()
+    assert len(query.recentProgress) >= 3, "7 records, 3 at most in a batch"
+    assert encoded(query.lastProgress, "endOffset")["many-a/1"] == 2
+    log.client.create_stream("many-c")
+    log.append("many-c", range(20, 22), partitions=1)
+    log.append("many-a", range(4, 6))
+    load()
+    found = read_table(str(tmp_path / "t")).to_table(columns=["stream", "value"]).to_pylist()
+    assert sorted((row["stream"], int(row["value"])) for row in found) == [
+        *(("many-a", n) for n in range(6)),
+        *(("many-b", n) for n in range(10, 13)),
+        *(("many-c", n) for n in range(20, 22)),
+    ]

@@ -6,8 +6,9 @@ half its speed, larger ones gain nothing). Big batches are sliced, and copied on
 precede them. Must not know the broker or pyspark: the target schema is an argument.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
+from types import MappingProxyType
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,19 +19,20 @@ TARGET_BYTES = 1 << 20
 """Small batches are combined until they reach this size."""
 LARGEST_BYTES = 2 << 20
 """Larger batches are sliced."""
+_NONE: Mapping[str, object] = MappingProxyType({})
 
 
 def to_spark_batches(
-    batches: Iterable[pa.RecordBatch], target: pa.Schema, *, partition: int
+    batches: Iterable[pa.RecordBatch], target: pa.Schema, *, constants: Mapping[str, object]
 ) -> Iterator[pa.RecordBatch]:
     """Combine, slice and cast record batches.
 
     Args:
         batches: with the columns that ``target`` names, and few others.
         target: Spark's Arrow schema: names, order, types and nullability.
-        partition: number of the log partition, for the column of that name.
+        constants: columns that have one value, as the stream and the partition.
     """
-    yield from map(SparkCast(target, partition=partition), sized_batches(batches))
+    yield from map(SparkCast(target, constants=constants), sized_batches(batches))
 
 
 def sized_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -61,13 +63,13 @@ class SparkCast:
 
     Args:
         target: Spark's Arrow schema.
-        partition: value of the column of that name; None if batches have the column.
+        constants: values of columns that batches lack.
     """
 
-    def __init__(self, target: pa.Schema, *, partition: int | None = None) -> None:
+    def __init__(self, target: pa.Schema, *, constants: Mapping[str, object] = _NONE) -> None:
         self._target = target
         self._fields = [(field.name, field.type) for field in target]
-        self._partition = partition
+        self._constants = constants
         self._repeated: dict[str, tuple[object, pa.Array]] = {}
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -76,8 +78,8 @@ class SparkCast:
         return pa.RecordBatch.from_arrays(columns, schema=self._target)
 
     def _column(self, batch: pa.RecordBatch, name: str, kind: pa.DataType) -> pa.Array:
-        if name == "partition" and self._partition is not None:
-            return self._repeat(name, self._partition, batch.num_rows, kind=kind)
+        if name in self._constants:
+            return self._repeat(name, self._constants[name], batch.num_rows, kind=kind)
         column = batch.column(name)
         if name == "headers" and pa.types.is_map(column.type):
             column = first_of_each_header(column)

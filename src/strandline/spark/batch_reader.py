@@ -5,7 +5,7 @@ snapshot: always the same records. ``latest`` is resolved then; a new ``load()``
 A stream recreated meanwhile is an error. ``planning`` plans, ``connection`` fetches.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -14,15 +14,18 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from strandline.spark.arrow import to_spark_batches
-from strandline.spark.connection import offsets_at_time, read_range, stream_state
-from strandline.spark.options import ReadOptions
+from strandline.spark.connection import offsets_at_times, read_range, stream_state
+from strandline.spark.options import IDENTITY, ReadOptions
 from strandline.spark.planning import (
     OffsetRange,
     Offsets,
-    PartitionExtent,
+    StreamExtent,
     ending_offsets,
     high_watermarks,
+    identities,
     plan_ranges,
+    refuse_other_stream,
+    refuse_unknown_partitions,
     starting_offsets,
 )
 from strandline.spark.worker import settle
@@ -47,14 +50,17 @@ class StreamSliceReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Return one Spark partition per log partition, or more if requested."""
         stream = stream_state(self.options)
-        start = first_offsets(self.options, stream.partitions)
-        if self.options.starting_timestamp_ns is not None:
+        start = first_offsets(self.options, stream)
+        known = high_watermarks(stream.partitions)
+        if self.options.starting_times_ns is not None:
             # Resolved after the ends: a time beyond all records may resolve to a later end.
-            known = high_watermarks(stream.partitions)
             start = {p: min(start[p], known[p]) for p in known}
         end = ending_offsets(stream.partitions, self.options, starting=start)
+        if self.options.ending_times_ns is not None:
+            found = times_to_offsets(self.options, stream, name="endingTimestamp")
+            end |= {p: max(start[p], min(found[p], known[p])) for p in found}
         ranges = plan_ranges(start, end, self.options)
-        return [RangePartition(each, stream.identity) for each in ranges]
+        return tasks(self.options, ranges, identity=stream.identity)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the records of one task as Arrow batches of 0.5-2 MiB."""
@@ -63,11 +69,36 @@ class StreamSliceReader(DataSourceReader):
             yield from read_task(self.options, partition, self.target)
 
 
-def first_offsets(options: ReadOptions, states: Sequence[PartitionExtent]) -> Offsets:
+def first_offsets(options: ReadOptions, state: StreamExtent) -> Offsets:
     """Return the offsets at which a new read starts."""
-    if options.starting_timestamp_ns is None:
-        return starting_offsets(states, options)
-    return offsets_at_time(options, options.starting_timestamp_ns)
+    if options.identity is not None:
+        refuse_other_stream({IDENTITY: options.identity}, state)
+    first = starting_offsets(state.partitions, options)
+    return first | times_to_offsets(options, state, name="startingTimestamp")
+
+
+def times_to_offsets(options: ReadOptions, state: StreamExtent, *, name: str) -> Offsets:
+    """Return the offsets of the partitions for which an option gives a time.
+
+    Raises:
+        UnknownPartitionError: it names a partition that does not exist.
+    """
+    is_start = name == "startingTimestamp"
+    times_ns = options.starting_times_ns if is_start else options.ending_times_ns
+    if isinstance(times_ns, dict):
+        refuse_unknown_partitions(state.partitions, times_ns, name=name)
+    if times_ns is None:
+        return {}
+    partitions = [each.partition for each in state.partitions]
+    return offsets_at_times(options, times_ns, partitions)
+
+
+def tasks(
+    options: ReadOptions, ranges: Iterable[OffsetRange], *, identity: str
+) -> list[InputPartition]:
+    """Return Spark's tasks for ranges planned on streams of this identity."""
+    known = identities(identity)
+    return [RangePartition(each, known[options.place(each.partition).stream]) for each in ranges]
 
 
 def read_task(
@@ -75,6 +106,6 @@ def read_task(
 ) -> Iterator[pa.RecordBatch]:
     """Fetch a range and convert it for Spark."""
     settle()
-    wanted = partition.range
-    batches = read_range(options, wanted, target.names, identity=partition.identity)
-    return to_spark_batches(batches, target, partition=wanted.partition)
+    place = options.place(partition.range.partition)
+    batches = read_range(options, partition.range, target.names, identity=partition.identity)
+    return to_spark_batches(batches, target, constants=place._asdict())

@@ -6,11 +6,14 @@ at the next offset, so that no record is repeated. Clients are kept per process 
 Must not know Spark.
 """
 
+import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from fnmatch import fnmatchcase
+from operator import methodcaller
 from typing import TypeVar
 
 import pyarrow as pa
@@ -23,13 +26,25 @@ from strandline.errors import (
     DataLossError,
     OffsetOutOfRangeError,
     StrandlineError,
+    UnknownStreamError,
 )
-from strandline.spark.options import ReadOptions
-from strandline.spark.planning import OffsetRange, Offsets, PartitionExtent, StreamExtent
+from strandline.spark.options import PartitionKey, ReadOptions, TimeSpec
+from strandline.spark.planning import (
+    OffsetRange,
+    Offsets,
+    PartitionExtent,
+    StreamExtent,
+    joined,
+)
 
 T = TypeVar("T")
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_WAIT_ROUND_S = 0.1
+"""How long a wait for records of several streams takes to come back to the first of them."""
+
+CONSTANTS = ("stream", "partition")
+"""Columns of a Spark read that a range has one value of."""
 
 # Forked workers must not share their parent's sockets, hence the process id in the key.
 _clients: dict[tuple[int, str], strandline.client.Client] = {}
@@ -80,18 +95,48 @@ def with_retries(
 
 
 def stream_state(options: ReadOptions) -> StreamExtent:
-    """Return a stream's identity and the offsets of its partitions.
+    """Return the identity of the streams of a read, and the offsets of their partitions.
 
     Raises:
-        UnknownStreamError: there is no such stream.
+        UnknownStreamError: there is no such stream, or none that matches the pattern.
         UnavailableError: the broker could not be reached in time.
     """
-    info = _stream_info(options)
+    if options.stream is not None:
+        return _extent(options, _stream_info(options))
+    return joined([_extent(options, info) for info in _several(options)])
+
+
+def _several(options: ReadOptions) -> list[StreamInfo]:
+    """Return the named streams, or those that match the pattern now."""
+    if options.stream_pattern is None:
+        return [_stream_info(options.of_stream(name)) for name in options.streams]
+    names = [each.name for each in _all_streams(options)]
+    found = []
+    for name in names:
+        if fnmatchcase(name, options.stream_pattern):
+            # Deleted since it was listed: a query that has read it notices by its checkpoint.
+            with contextlib.suppress(UnknownStreamError):
+                found.append(_stream_info(options.of_stream(name)))
+    if not found:
+        raise UnknownStreamError(
+            f"no stream matches streamPattern {options.stream_pattern!r}, a glob of whole names "
+            f"such as orders-*; there are: {', '.join(names[:20]) or 'no streams'}"
+        )
+    return found
+
+
+def _all_streams(options: ReadOptions) -> list[StreamInfo]:
+    return with_retries(
+        options.server, lambda client: client.list_streams(), timeout_ms=options.retry_timeout_ms
+    )
+
+
+def _extent(options: ReadOptions, info: StreamInfo) -> StreamExtent:
     return StreamExtent(
         identity=identity_of(info),
         partitions=tuple(
             PartitionExtent(
-                partition=each.partition,
+                partition=options.key(info.name, each.partition),
                 log_start_offset=each.log_start_offset,
                 high_watermark=each.high_watermark,
                 size_bytes=each.size_bytes,
@@ -108,39 +153,62 @@ def identity_of(info: StreamInfo) -> str:
     return f"{info.name}@{info.created_ns}"
 
 
-def offsets_at_time(options: ReadOptions, timestamp_ns: int) -> Offsets:
-    """Return each partition's first offset stored at or after a time, or its end.
+def offsets_at_times(
+    options: ReadOptions, times_ns: TimeSpec, partitions: Iterable[PartitionKey]
+) -> Offsets:
+    """Return for each partition with a time its first offset stored at or after it, or its end.
+
+    Args:
+        options: of the read.
+        times_ns: for all partitions, or for some of them.
+        partitions: of the read.
 
     Raises:
         UnknownStreamError: there is no such stream.
         UnavailableError: the broker could not be reached in time.
     """
-    # Rounded up, so that no earlier record is included.
-    microseconds = -(-timestamp_ns // 1000)
-    found = with_retries(
-        options.server,
-        lambda client: client.offsets(
-            options.stream, _EPOCH + timedelta(microseconds=microseconds)
-        ),
-        timeout_ms=options.retry_timeout_ms,
-    )
-    return dict(sorted(found.items()))
+    if isinstance(times_ns, int):
+        times_ns = dict.fromkeys(partitions, times_ns)
+    asked: dict[tuple[str, int], dict[int, int]] = {}
+    found: Offsets = {}
+    for partition, time_ns in sorted(times_ns.items()):
+        stream, number = options.place(partition)
+        question = stream, time_ns
+        if question not in asked:
+            # Rounded up, so that no earlier record is included.
+            at = _EPOCH + timedelta(microseconds=-(-time_ns // 1000))
+            action = methodcaller("offsets", stream, at)
+            asked[question] = with_retries(
+                options.server, action, timeout_ms=options.retry_timeout_ms
+            )
+        found[partition] = asked[question][number]
+    return found
 
 
 def wait_for_records(options: ReadOptions, beyond: Offsets) -> None:
     """Wait until a partition has a record at or after its offset, at most ``longPollMs``.
 
+    Several streams are asked in turn, for a moment each.
+
     Raises:
         UnknownStreamError: there is no such stream.
         UnavailableError: the broker could not be reached in time.
     """
-    with_retries(
-        options.server,
-        lambda client: client.wait_for(
-            options.stream, beyond, timeout_s=options.long_poll_ms / 1000
-        ),
-        timeout_ms=options.retry_timeout_ms,
-    )
+    streams: dict[str, dict[int, int]] = {}
+    for partition, offset in beyond.items():
+        stream, number = options.place(partition)
+        streams.setdefault(stream, {})[number] = offset
+    until = time.monotonic() + options.long_poll_ms / 1000
+    slice_s = _WAIT_ROUND_S / len(streams) if len(streams) > 1 else options.long_poll_ms / 1000
+    while True:
+        for stream, offsets in streams.items():
+            wait_s = min(slice_s, max(0.0, until - time.monotonic()))
+            action = methodcaller("wait_for", stream, offsets, timeout_s=wait_s)
+            found = with_retries(options.server, action, timeout_ms=options.retry_timeout_ms)
+            if any(found[number] > offset for number, offset in offsets.items()):
+                return
+        if time.monotonic() >= until:
+            return
 
 
 def read_range(
@@ -154,8 +222,9 @@ def read_range(
 
     Args:
         options: broker, stream, filters, and the policy for lost records.
-        wanted: partition and offsets.
-        columns: columns to read; ``offset`` is added, since a resumed read needs it.
+        wanted: partition and offsets, of one stream or of several.
+        columns: columns to read; ``offset`` is added, since a resumed read needs it, and those
+            that are the same for the whole range are left out.
         identity: identity of the stream that the range was planned on.
 
     Raises:
@@ -163,7 +232,9 @@ def read_range(
             stream was recreated.
         UnavailableError: the broker could not be reached in time.
     """
-    asked = list(dict.fromkeys(("offset", *(c for c in columns if c != "partition"))))
+    stream, partition = options.place(wanted.partition)
+    options, wanted = options.of_stream(stream), replace(wanted, partition=partition)
+    asked = list(dict.fromkeys(("offset", *(c for c in columns if c not in CONSTANTS))))
     left, records = wanted, 0
     retry, parent = RetryDeadline(options.retry_timeout_ms / 1e3), os.getppid()
     while left.start < left.stop:
@@ -224,9 +295,11 @@ def _refuse_recreated(options: ReadOptions, identity: str) -> None:
 
 
 def _stream_info(options: ReadOptions) -> StreamInfo:
+    stream = options.stream
+    assert stream is not None
     return with_retries(
         options.server,
-        lambda client: client.stream_info(options.stream),
+        lambda client: client.stream_info(stream),
         timeout_ms=options.retry_timeout_ms,
     )
 
@@ -234,10 +307,11 @@ def _stream_info(options: ReadOptions) -> StreamInfo:
 def _open(
     options: ReadOptions, wanted: OffsetRange, *, columns: list[str]
 ) -> Iterator[pa.RecordBatch]:
+    stream, partition = options.place(wanted.partition)
     return iter(
         client_of(options.server).read(
-            options.stream,
-            partition=wanted.partition,
+            stream,
+            partition=partition,
             start=wanted.start,
             stop=wanted.stop,
             columns=columns,
@@ -281,7 +355,8 @@ def _refuse_short_read(options: ReadOptions, wanted: OffsetRange, *, records: in
     starts = {each.partition: each.log_start_offset for each in info.partitions}
     # Compaction, transaction markers and aborted records leave gaps. A deletion moves the
     # start of the log.
-    if not info.config.has_gaps and starts.get(wanted.partition, 0) > wanted.start:
+    _, partition = options.place(wanted.partition)
+    if not info.config.has_gaps and starts.get(partition, 0) > wanted.start:
         raise DataLossError(
             f"{options.stream}/{wanted.partition} gave {records} records of the "
             f"{wanted.records_max} from offset {wanted.start} to {wanted.stop}"

@@ -9,17 +9,28 @@ this module turns strings into values.
 import difflib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from strandline.errors import InvalidConfigError
+from strandline.types import PartitionName
 
 STREAM_FORMAT = "strandline"
 TABLE_FORMAT = "strandline-table"
 Edge = Literal["earliest", "latest"]
-OffsetSpec = Edge | dict[int, int | Edge]
+PartitionKey = int | PartitionName
+"""A partition of a read: its number, or stream and number if the read has several streams."""
+OffsetSpec = Edge | dict[PartitionKey, int | Edge]
 """Where to start or end: one word for all partitions, or an offset or word for each."""
+TimeSpec = int | dict[PartitionKey, int]
+"""A time to start or end at, in Unix nanoseconds, for all partitions or by partition."""
+
+IDENTITY = "stream"
+BEGAN_AT = "began at"
+OUTPUT = "output"
+CHECKPOINT_WORDS = (IDENTITY, BEGAN_AT, OUTPUT)
+"""Keys of the offsets in a checkpoint that name no partition."""
 
 ORIGIN = "strandline"
 """Key of a column's metadata that names the stream it was read from."""
@@ -28,9 +39,11 @@ READ_OPTIONS = (
     "server",
     "servers",
     "stream",
+    "streamPattern",
     "startingOffsets",
     "endingOffsets",
     "startingTimestamp",
+    "endingTimestamp",
     "subject",
     "keys",
     "maxRecordsPerTrigger",
@@ -84,9 +97,8 @@ _CATALOG_OPTIONS = ("owner", "provider")
 _ELSEWHERE = {
     "assign": "stream",
     "bootstrap.servers": "server",
-    "endingoffsetsbytimestamp": "endingOffsets",
-    "endingtimestamp": "endingOffsets",
-    "endtimestamp": "endingOffsets",
+    "endingoffsetsbytimestamp": "endingTimestamp",
+    "endtimestamp": "endingTimestamp",
     "endoffset": "endingOffsets",
     "groupidprefix": "group",
     "kafka.bootstrap.servers": "server",
@@ -96,11 +108,13 @@ _ELSEWHERE = {
     "maxrecordsperbatch": "maxRecordsPerTrigger",
     "minoffsetspertrigger": "minBytesPerTrigger",
     "startingoffsetsbytimestamp": "startingTimestamp",
+    "starttimestamp": "startingTimestamp",
     "path": "stream",
     "paths": "stream",
     "startoffset": "startingOffsets",
     "subscribe": "stream",
-    "subscribepattern": "stream",
+    "streams": "stream",
+    "subscribepattern": "streamPattern",
 }
 """Options of Kafka's source and others, which are not misspellings of ours."""
 TableFormat = Literal["parquet", "delta", "iceberg"]
@@ -128,10 +142,15 @@ class ReadOptions:
     """Options of a read."""
 
     server: str
-    stream: str
+    stream: str | None
+    """The only stream; None: several, as the next two say."""
+    streams: tuple[str, ...] = ()
+    stream_pattern: str | None = None
+    """A glob that names of streams match."""
     starting_offsets: OffsetSpec = "earliest"
     ending_offsets: OffsetSpec = "latest"
-    starting_timestamp_ns: int | None = None
+    starting_times_ns: TimeSpec | None = None
+    ending_times_ns: TimeSpec | None = None
     subject: str | None = None
     keys: tuple[bytes, ...] | None = None
     records_per_trigger_max: int | None = None
@@ -147,6 +166,23 @@ class ReadOptions:
     """The consumer group under which a streaming query commits its progress."""
     output: str | None = None
     """The output of a streaming query, which its checkpoint belongs to."""
+    identity: str | None = None
+    """Of the stream that the starting or ending offsets belong to, if they say so."""
+
+    def of_stream(self, stream: str) -> "ReadOptions":
+        """Return the options of a read of one of the streams."""
+        return replace(self, stream=stream, streams=(), stream_pattern=None)
+
+    def place(self, partition: PartitionKey) -> PartitionName:
+        """Return the stream and number of a partition."""
+        if isinstance(partition, PartitionName):
+            return partition
+        assert self.stream is not None, partition
+        return PartitionName(self.stream, partition)
+
+    def key(self, stream: str, partition: int) -> PartitionKey:
+        """Return the key of a partition in the offsets of this read."""
+        return partition if self.stream is not None else PartitionName(stream, partition)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,28 +329,43 @@ def parse_read_options(values: Mapping[str, str], *, streaming: bool | None) -> 
     """
     options = _OptionReader(values)
     options.refuse_unknown(READ_OPTIONS, STREAM_FORMAT)
-    if streaming and options.text("endingOffsets"):
-        raise InvalidConfigError(
-            "option 'endingOffsets' is for batch reads; end a stream with "
-            "trigger(availableNow=True)"
-        )
+    for name in ("endingOffsets", "endingTimestamp"):
+        if streaming and options.text(name):
+            raise InvalidConfigError(
+                f"option '{name}' is for batch reads; end a stream with trigger(availableNow=True)"
+            )
     for name in ("group", "output"):
         if streaming is False and options.text(name):
             raise InvalidConfigError(
                 f"option '{name}' is for streaming reads, which have checkpoints; omit it"
             )
-    starting, timestamp = options.text("startingOffsets"), options.text("startingTimestamp")
-    if starting and timestamp:
-        raise InvalidConfigError("give 'startingOffsets' or 'startingTimestamp', not both")
+    for edge in ("starting", "ending"):
+        if options.text(f"{edge}Offsets") and options.text(f"{edge}Timestamp"):
+            raise InvalidConfigError(f"give '{edge}Offsets' or '{edge}Timestamp', not both")
     long_poll = options.count("longPollMs", at_least=0)
     delay = options.count("maxTriggerDelayMs", at_least=0)
     retry = options.count("retryTimeoutMs", at_least=0)
+    streams = _streams(options)
+    stream = streams[0] if len(streams) == 1 else None
+    start, end = (options.text(name) for name in ("startingOffsets", "endingOffsets"))
+    first, first_identity = _offset_spec("startingOffsets", start or "earliest", stream=stream)
+    last, last_identity = _offset_spec("endingOffsets", end or "latest", stream=stream)
+    since, until = (
+        _time_spec(name, options.text(name), stream=stream)
+        for name in ("startingTimestamp", "endingTimestamp")
+    )
+    if isinstance(since, int) and isinstance(until, int) and until < since:
+        raise InvalidConfigError("option 'endingTimestamp' is before 'startingTimestamp'")
     return ReadOptions(
         server=options.server(),
-        stream=options.required("stream", "name the stream to read"),
-        starting_offsets=_offset_spec("startingOffsets", starting or "earliest"),
-        ending_offsets=_offset_spec("endingOffsets", options.text("endingOffsets") or "latest"),
-        starting_timestamp_ns=parse_timestamp(timestamp) if timestamp else None,
+        stream=stream,
+        streams=streams if stream is None else (),
+        stream_pattern=options.text("streamPattern"),
+        identity=first_identity or last_identity,
+        starting_offsets=first,
+        ending_offsets=last,
+        starting_times_ns=since,
+        ending_times_ns=until,
         subject=options.text("subject"),
         keys=_keys(options.text("keys")),
         records_per_trigger_max=options.count("maxRecordsPerTrigger"),
@@ -390,20 +441,26 @@ def parse_table_options(values: Mapping[str, str]) -> TableOptions:
     )
 
 
-def origin_metadata(server: str, stream: str) -> dict[str, dict[str, str]]:
-    """Return the metadata of a column read from a stream."""
-    return {ORIGIN: {"server": server, "stream": stream}}
+def origin_metadata(options: ReadOptions) -> dict[str, dict[str, str]]:
+    """Return the metadata of a column read from a stream; of several streams they name none."""
+    named = {} if options.stream is None else {"stream": options.stream}
+    return {ORIGIN: {"server": options.server} | named}
 
 
-def parse_timestamp(text: str) -> int:
+def parse_timestamp(text: str, *, name: str = "startingTimestamp") -> int:
     """Parse an ISO 8601 time (UTC without a zone) or Unix milliseconds to Unix nanoseconds.
+
+    Args:
+        text: the time.
+        name: the option it was given as, for the error.
 
     Raises:
         InvalidConfigError: it is neither, or outside the years 1678 to 2261.
     """
     wrong = InvalidConfigError(
-        "option 'startingTimestamp' must be an ISO 8601 time such as 2013-01-01T10:00:00Z, or Unix "
-        f"milliseconds, of the years 1678 to 2261, got {text!r}"
+        f"option '{name}' must be an ISO 8601 time such as 2013-01-01T10:00:00Z, or Unix "
+        "milliseconds, of the years 1678 to 2261, or JSON with one for each partition, got "
+        f"{text!r}"
     )
     if text.isdecimal():
         found = int(text) * 1_000_000
@@ -419,27 +476,106 @@ def parse_timestamp(text: str) -> int:
     return found
 
 
-def _offset_spec(name: str, text: str) -> OffsetSpec:
-    if text.lower() in ("earliest", "latest"):
-        return "earliest" if text.lower() == "earliest" else "latest"
-    wrong = InvalidConfigError(
-        f"option '{name}' must be earliest, latest or JSON such as "
-        f'{{"0": 120, "1": "latest"}}, got {text!r}'
+def _streams(options: _OptionReader) -> tuple[str, ...]:
+    """Return the named streams; none if a pattern selects them.
+
+    Raises:
+        InvalidConfigError: names and a pattern, neither, or a name twice.
+    """
+    if options.text("streamPattern"):
+        if options.text("stream"):
+            raise InvalidConfigError("give 'stream' or 'streamPattern', not both")
+        return ()
+    text = options.required(
+        "stream",
+        "name the stream to read, several with commas between them, or give 'streamPattern', for "
+        "example orders-*",
     )
+    names = tuple(each.strip() for each in text.split(","))
+    for name in names:
+        if not name:
+            raise InvalidConfigError(f"option 'stream' has an empty name between commas: {text!r}")
+        if names.count(name) > 1:
+            raise InvalidConfigError(f"option 'stream' names {name!r} twice; name it once")
+    return names
+
+
+def _offset_spec(name: str, text: str, *, stream: str | None) -> tuple[OffsetSpec, str | None]:
+    """Parse offsets, which may be those of a checkpoint; also return the identity they say.
+
+    Args:
+        name: of the option.
+        text: its value.
+        stream: the only stream of the read; None: it has several.
+    """
+    if text.lower() in ("earliest", "latest"):
+        return ("earliest" if text.lower() == "earliest" else "latest"), None
+    example = '{"0": 120, "1": "latest"}' if stream else '{"orders/0": 120, "orders/1": "latest"}'
+    wrong = InvalidConfigError(
+        f"option '{name}' must be earliest, latest or JSON such as {example}, got {text!r}"
+    )
+    decoded = _json_object(text, wrong)
+    identity = decoded.get(IDENTITY)
+    places: dict[PartitionKey, int | Edge] = {}
+    for key, value in decoded.items():
+        if key in CHECKPOINT_WORDS and isinstance(value, str):
+            continue
+        is_edge = value in ("earliest", "latest")
+        is_offset = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+        partition = parse_partition(key, only=stream)
+        if partition is None or not (is_edge or is_offset):
+            raise wrong
+        places[partition] = value
+    if not places:
+        raise wrong
+    return places, identity
+
+
+def _time_spec(name: str, text: str | None, *, stream: str | None) -> TimeSpec | None:
+    """Parse a time for all partitions, or JSON with a time for each; arguments as above."""
+    if text is None or not text.startswith("{"):
+        return parse_timestamp(text, name=name) if text else None
+    example = '{"0": "2013-01-01T10:00:00Z"}' if stream else '{"orders/0": "2013-01-01T10:00:00Z"}'
+    wrong = InvalidConfigError(
+        f"option '{name}' must be a time, or JSON such as {example}, got {text!r}"
+    )
+    times: dict[PartitionKey, int] = {}
+    for key, value in _json_object(text, wrong).items():
+        partition = parse_partition(key, only=stream)
+        if partition is None or isinstance(value, bool) or not isinstance(value, str | int):
+            raise wrong
+        times[partition] = parse_timestamp(str(value), name=name)
+    return times
+
+
+def _json_object(text: str, wrong: InvalidConfigError) -> dict[str, Any]:
+    """Decode a JSON object that is not empty.
+
+    Raises:
+        InvalidConfigError: ``wrong``, because it is none.
+    """
     try:
         decoded = json.loads(text)
     except ValueError as error:
         raise wrong from error
     if not isinstance(decoded, dict) or not decoded:
         raise wrong
-    places: dict[int, int | Edge] = {}
-    for key, value in decoded.items():
-        is_edge = value in ("earliest", "latest")
-        is_offset = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-        if not key.isdecimal() or not (is_edge or is_offset):
-            raise wrong
-        places[int(key)] = value
-    return places
+    return decoded
+
+
+def parse_partition(text: str, *, only: str | None) -> PartitionKey | None:
+    """Parse a partition's number, or stream and number, as offsets name it; None: it is neither.
+
+    Args:
+        text: as ``0`` or ``orders/0``.
+        only: the only stream of the read; None: it has several, so the stream has to be named.
+    """
+    stream, _, number = text.rpartition("/")
+    if not number.isdecimal():
+        return None
+    if only is None:
+        return PartitionName(stream, int(number)) if stream else None
+    return int(number) if stream in ("", only) else None
 
 
 def _properties(name: str, text: str | None) -> dict[str, str]:

@@ -18,19 +18,29 @@ from strandline.errors import (
     OffsetOutOfRangeError,
     UnknownPartitionError,
 )
-from strandline.spark.options import OffsetSpec, ReadOptions
+from strandline.spark.options import (
+    BEGAN_AT,
+    CHECKPOINT_WORDS,
+    IDENTITY,
+    OUTPUT,
+    OffsetSpec,
+    PartitionKey,
+    ReadOptions,
+    parse_partition,
+)
+from strandline.types import PartitionName
 
 logger = logging.getLogger(__name__)
 
-Offsets = dict[int, int]
-"""An offset per partition, partitions ascending."""
+Offsets = dict[PartitionKey, int]
+"""An offset per partition, partitions ascending; all keys of one read are of one kind."""
 
 
 @dataclass(frozen=True)
 class PartitionExtent:
     """The offsets and size of a partition, as reported by the broker."""
 
-    partition: int
+    partition: PartitionKey
     log_start_offset: int
     high_watermark: int
     size_bytes: int = 0
@@ -56,7 +66,7 @@ class PartitionExtent:
 class OffsetRange:
     """Records ``start <= offset < stop`` of one partition."""
 
-    partition: int
+    partition: PartitionKey
     start: int
     stop: int
 
@@ -68,10 +78,10 @@ class OffsetRange:
 
 @dataclass(frozen=True)
 class StreamExtent:
-    """The partitions of a stream, as reported by the broker."""
+    """The partitions of a stream, or of several, as reported by the broker."""
 
     identity: str
-    """Name and creation time, which distinguish a recreated stream."""
+    """Name and creation time, which distinguish a recreated stream; several have commas between."""
     partitions: tuple[PartitionExtent, ...]
     is_compacted: bool = False
 
@@ -79,33 +89,28 @@ class StreamExtent:
 EncodedOffsets = dict[str, int | str]
 """The offsets in a Spark checkpoint, with the stream's identity."""
 
-_IDENTITY = "stream"
-_BEGAN_AT = "began at"
-_OUTPUT = "output"
-_WORDS = (_IDENTITY, _BEGAN_AT, _OUTPUT)
-
 
 def encode_offsets(
-    offsets: Mapping[int, int],
+    offsets: Offsets,
     *,
     identity: str,
-    began_at: Mapping[int, int] | None = None,
+    began_at: Offsets | None = None,
     output: str | None = None,
 ) -> EncodedOffsets:
-    """Encode offsets for Spark: text keys, ascending by partition number, the identity last.
+    """Encode offsets for Spark: text keys, ascending by partition, the identity last.
 
     Args:
         offsets: by partition.
         identity: of the stream.
-        began_at: the start of the query's first micro-batch, if this is its end.
+        began_at: the start of this micro-batch, if the end of the one before does not tell it.
         output: the query's output, if known.
     """
     encoded: EncodedOffsets = {str(partition): offsets[partition] for partition in sorted(offsets)}
-    encoded[_IDENTITY] = identity
+    encoded[IDENTITY] = identity
     if began_at is not None:
-        encoded[_BEGAN_AT] = json.dumps({str(p): began_at[p] for p in sorted(began_at)})
+        encoded[BEGAN_AT] = json.dumps({str(p): began_at[p] for p in sorted(began_at)})
     if output is not None:
-        encoded[_OUTPUT] = output
+        encoded[OUTPUT] = output
     return encoded
 
 
@@ -120,44 +125,82 @@ def decode_offsets(encoded: Mapping[str, int | str]) -> Offsets:
             f"the checkpoint's offsets are not of format('strandline'): {str(encoded)[:100]}; if "
             "the query read another source before, start with a new checkpoint"
         )
-    numbers = [key for key in encoded if key not in _WORDS]
-    return {int(key): int(encoded[key]) for key in sorted(numbers, key=int)}
+    found = ((_partition(key), offset) for key, offset in encoded.items())
+    return dict(sorted((key, int(offset)) for key, offset in found if key is not None))
+
+
+def offsets_of(encoded: Mapping[str, int | str], options: ReadOptions) -> Offsets:
+    """Decode offsets of a checkpoint, which an earlier query of fewer streams may have written.
+
+    Raises:
+        InvalidConfigError: the offsets are another source's.
+    """
+    [*_, only] = identities(str(encoded.get(IDENTITY, ""))) or [""]
+    return {
+        options.key(*(key if isinstance(key, PartitionName) else (only, key))): offset
+        for key, offset in decode_offsets(encoded).items()
+    }
+
+
+def identities(identity: str) -> dict[str, str]:
+    """Return the identity of each stream of a ``StreamExtent``, by the stream's name."""
+    return {each.rpartition("@")[0]: each for each in identity.split(",")}
+
+
+def joined(extents: Sequence[StreamExtent]) -> StreamExtent:
+    """Return several streams as one; their partitions have the streams' names."""
+    return StreamExtent(
+        identity=",".join(sorted(each.identity for each in extents)),
+        partitions=tuple(part for each in extents for part in each.partitions),
+    )
+
+
+def _partition(text: str) -> PartitionKey | None:
+    """Return the partition that a key of encoded offsets names; None: it names none."""
+    return parse_partition(text, only="" if text.isdecimal() else None)
 
 
 def _is_ours(encoded: object) -> bool:
     """Return whether offsets of a checkpoint have our form."""
-    if not isinstance(encoded, Mapping) or not isinstance(encoded.get(_IDENTITY), str):
+    if not isinstance(encoded, Mapping) or not isinstance(encoded.get(IDENTITY), str):
         return False
     return all(
-        key in _WORDS or (key.isdecimal() and isinstance(offset, int))
+        key in CHECKPOINT_WORDS or (isinstance(offset, int) and _partition(key) is not None)
         for key, offset in encoded.items()
     )
 
 
-def beginning_of(start: Mapping[str, int | str], end: Mapping[str, int | str]) -> Offsets:
+def beginning_of(
+    start: Mapping[str, int | str], end: Mapping[str, int | str], options: ReadOptions
+) -> Offsets:
     """Return the start of a micro-batch.
 
     The checkpoint lacks the start of a query's first one: when it is repeated, Spark asks again
-    where to begin, which has moved by then. So its end contains its start.
+    where to begin, which has moved by then. So its end contains its start. So does the end of a
+    batch with a new stream whose first records were deleted before.
     """
-    began_at = end.get(_BEGAN_AT)
+    began_at = end.get(BEGAN_AT)
     if began_at is None:
-        return decode_offsets(start)
-    return decode_offsets(json.loads(str(began_at)) | {_IDENTITY: end[_IDENTITY]})
+        return offsets_of(start, options)
+    return offsets_of(json.loads(str(began_at)) | {IDENTITY: end[IDENTITY]}, options)
 
 
 def refuse_other_stream(encoded: Mapping[str, int | str], state: StreamExtent) -> None:
-    """Check that a checkpoint's offsets belong to the current stream.
+    """Check that a checkpoint's offsets belong to the current streams, which may be more.
 
     Raises:
-        DataLossError: the stream was deleted and recreated, or the option names another.
+        DataLossError: a stream was deleted, or recreated, or the options name others.
     """
-    if encoded[_IDENTITY] != state.identity:
-        raise DataLossError(
-            f"the checkpoint belongs to stream {encoded[_IDENTITY]}, but the broker has "
-            f"{state.identity}: offsets of one mean nothing in the other; start with a new "
-            "checkpoint, and a new table or output"
-        )
+    current = identities(state.identity)
+    for name, identity in identities(str(encoded[IDENTITY])).items():
+        if current.get(name) != identity:
+            found = current.get(name, state.identity)
+            raise DataLossError(
+                f"the checkpoint belongs to stream {identity}, but the broker has {found}: offsets "
+                "of one mean nothing in the other; start with a new checkpoint, and a new table or "
+                "output; where other streams of the query should go on, give their offsets in the "
+                "checkpoint as startingOffsets"
+            )
 
 
 def refuse_other_output(encoded: Mapping[str, int | str], output: str | None) -> None:
@@ -166,7 +209,7 @@ def refuse_other_output(encoded: Mapping[str, int | str], output: str | None) ->
     Raises:
         InvalidConfigError: the query wrote to another output, whose records this one would lack.
     """
-    noted = encoded.get(_OUTPUT)
+    noted = encoded.get(OUTPUT)
     if output is not None and noted not in (None, output):
         raise InvalidConfigError(
             f"the checkpoint says what was written to {noted}, but the query writes to {output}, "
@@ -233,7 +276,7 @@ def resolve_offsets(states: Sequence[PartitionExtent], spec: OffsetSpec, *, name
         UnknownPartitionError: the user's offsets name a partition that does not exist.
     """
     if isinstance(spec, dict):
-        _refuse_unknown_partitions(states, spec, name=name)
+        refuse_unknown_partitions(states, spec, name=name)
     unnamed = "earliest" if name == "startingOffsets" else "latest"
     found: Offsets = {}
     for state in sorted(states, key=lambda state: state.partition):
@@ -247,9 +290,39 @@ def resolve_offsets(states: Sequence[PartitionExtent], spec: OffsetSpec, *, name
     return found
 
 
+def refuse_unknown_partitions(
+    states: Sequence[PartitionExtent], named: Iterable[PartitionKey], *, name: str
+) -> None:
+    """Check that an option names only partitions that there are.
+
+    Raises:
+        UnknownPartitionError: naming the option and the partition.
+    """
+    known = {state.partition for state in states}
+    unknown = set(named) - known
+    if unknown:
+        there = ", ".join(map(str, sorted(known)))
+        raise UnknownPartitionError(
+            f"{name} names partition {min(unknown)}, but the stream has {there}"
+        )
+
+
 def with_added(offsets: Offsets, states: Sequence[PartitionExtent]) -> Offsets:
-    """Return a query's offsets, with the beginning of each partition added since."""
-    return {state.partition: 0 for state in states} | offsets
+    """Return a query's offsets, with the beginning of each partition added since.
+
+    A new stream begins where its log does: what was deleted before nobody waited for. Of a known
+    stream's new partition every record is due.
+    """
+    known = {_stream(partition) for partition in offsets}
+    added = {
+        state.partition: 0 if _stream(state.partition) in known else state.log_start_offset
+        for state in states
+    }
+    return added | offsets
+
+
+def _stream(partition: PartitionKey) -> str | None:
+    return partition.stream if isinstance(partition, PartitionName) else None
 
 
 def high_watermarks(states: Sequence[PartitionExtent]) -> Offsets:
@@ -259,7 +332,7 @@ def high_watermarks(states: Sequence[PartitionExtent]) -> Offsets:
 
 
 def available_end(
-    states: Sequence[PartitionExtent], options: ReadOptions, *, start: Mapping[int, int]
+    states: Sequence[PartitionExtent], options: ReadOptions, *, start: Offsets
 ) -> Offsets:
     """Return the end of what is committed, never below ``start``.
 
@@ -403,15 +476,4 @@ def _check_data_loss(state: PartitionExtent, start: int, options: ReadOptions) -
             start,
             state.log_start_offset,
             state.partition,
-        )
-
-
-def _refuse_unknown_partitions(
-    states: Sequence[PartitionExtent], named: Iterable[int], *, name: str
-) -> None:
-    known = {state.partition for state in states}
-    unknown = set(named) - known
-    if unknown:
-        raise UnknownPartitionError(
-            f"{name} names partition {min(unknown)}, but the stream has {sorted(known)}"
         )

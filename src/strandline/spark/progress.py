@@ -11,7 +11,6 @@ from strandline.errors import StrandlineError
 from strandline.spark.connection import client_of
 from strandline.spark.options import ReadOptions
 from strandline.spark.planning import Offsets
-from strandline.types import PartitionName
 
 logger = logging.getLogger(__name__)
 
@@ -26,8 +25,8 @@ class QueryProgress:
     """
 
     def __init__(self, options: ReadOptions) -> None:
+        self._options = options
         self._server = options.server
-        self._stream = options.stream
         self._group = options.group
         self._noted: Offsets | None = None
 
@@ -35,7 +34,7 @@ class QueryProgress:
         """Commit these offsets."""
         if self._group is None or offsets == self._noted:
             return
-        positions = {PartitionName(self._stream, p): offset for p, offset in offsets.items()}
+        positions = {self._options.place(p): offset for p, offset in offsets.items()}
         try:
             client_of(self._server).groups.commit(self._group, positions, timeout_s=_TIMEOUT_S)
         except StrandlineError as error:

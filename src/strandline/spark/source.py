@@ -22,7 +22,7 @@ from pyspark.sql.types import (
 )
 
 from strandline.errors import InvalidConfigError
-from strandline.spark.options import origin_metadata
+from strandline.spark.options import ReadOptions, origin_metadata
 from strandline.spark.releases import refuse_old_spark
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from strandline.spark.writer import BatchAppendWriter, StreamAppendWriter
 
 COLUMNS: dict[str, DataType] = {
+    "stream": StringType(),
     "partition": IntegerType(),
     "offset": LongType(),
     "timestamp": TimestampType(),
@@ -56,7 +57,7 @@ class StrandlineSource(DataSource):
         return "strandline"
 
     def schema(self) -> StructType:
-        """Return all columns of a record; the metadata of ``offset`` names the stream.
+        """Return the columns of a record; the metadata of ``offset`` name the stream.
 
         Raises:
             InvalidConfigError: an invalid option: Spark asks for the schema when the read is
@@ -65,8 +66,8 @@ class StrandlineSource(DataSource):
         from strandline.spark.options import parse_read_options
 
         options = parse_read_options(self.options, streaming=None)
-        fields = [StructField(name, kind) for name, kind in COLUMNS.items()]
-        origin = origin_metadata(options.server, options.stream)
+        fields = [StructField(name, kind) for name, kind in columns_of(options).items()]
+        origin = origin_metadata(options)
         return StructType(
             [
                 StructField(field.name, field.dataType, field.nullable, origin)
@@ -125,6 +126,15 @@ class StrandlineSource(DataSource):
 
         refuse_overwrite(overwrite=overwrite)
         return StreamAppendWriter(parse_write_options(self.options), schema)
+
+
+def columns_of(options: ReadOptions) -> dict[str, DataType]:
+    """Return the columns that a read has if the user names none: ``stream`` only with several.
+
+    A sink takes that column for the stream to write to, and a copy of one stream has none.
+    """
+    several = options.stream is None
+    return {name: kind for name, kind in COLUMNS.items() if several or name != "stream"}
 
 
 def check_columns(schema: StructType) -> None:

@@ -24,7 +24,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from strandline.errors import InvalidConfigError
-from strandline.spark.batch_reader import RangePartition, first_offsets, read_task
+from strandline.spark.batch_reader import RangePartition, first_offsets, read_task, tasks
 from strandline.spark.connection import stream_state, wait_for_records
 from strandline.spark.options import ReadOptions
 from strandline.spark.planning import (
@@ -33,11 +33,11 @@ from strandline.spark.planning import (
     StreamExtent,
     available_end,
     beginning_of,
-    decode_offsets,
     encode_offsets,
     high_watermarks,
     limit_bytes,
     limit_records,
+    offsets_of,
     plan_ranges,
     refuse_other_output,
     refuse_other_stream,
@@ -90,7 +90,7 @@ class StreamFollowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> EncodedOffsets:  # noqa: N802 -- Spark's name
         """Return the offsets at which a new query starts; a restarted one uses its checkpoint."""
         state = stream_state(self.options)
-        first = self.initial_offsets = first_offsets(self.options, state.partitions)
+        first = self.initial_offsets = first_offsets(self.options, state)
         return encode_offsets(first, identity=state.identity)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 -- Spark's name
@@ -119,7 +119,12 @@ class StreamFollowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ):
             bytes_max = self.options.bytes_per_trigger_max
             end = limit_bytes(begin, end, bytes_max=bytes_max, states=state.partitions)
-        began_at = begin if decode_offsets(start) == self.initial_offsets else None
+        before = offsets_of(start, self.options)
+        # A new stream may begin above 0, which the checkpoint does not tell either.
+        is_untold = before == self.initial_offsets or any(
+            offset > 0 for partition, offset in begin.items() if partition not in before
+        )
+        began_at = begin if is_untold else None
         return encode_offsets(
             end, identity=state.identity, began_at=began_at, output=self.options.output
         )
@@ -137,11 +142,10 @@ class StreamFollowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the tasks of a micro-batch, a function of its offsets alone."""
         # A restarted query repeats its planned micro-batch here. The end is checked, since the
         # start of the first one may have been resolved again.
-        state = stream_state(self.options)
-        refuse_other_stream(end, state)
-        refuse_other_output(end, self.options.output)
-        ranges = plan_ranges(beginning_of(start, end), decode_offsets(end), self.options)
-        return [RangePartition(each, state.identity) for each in ranges]
+        state = self._state_for(end)
+        begin = beginning_of(start, end, self.options)
+        ranges = plan_ranges(begin, offsets_of(end, self.options), self.options)
+        return tasks(self.options, ranges, identity=state.identity)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the records of one task as Arrow batches of 0.5-2 MiB."""
@@ -155,20 +159,25 @@ class StreamFollowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         Waits for new records up to ``longPollMs``: otherwise Spark would ask 60 times a second.
         """
-        state = stream_state(self.options)
-        begin = with_added(decode_offsets(start), state.partitions)
+        state = self._state_for(start)
+        begin = with_added(offsets_of(start, self.options), state.partitions)
         # Spark plans a batch once the previous one is committed; its ``commit`` call comes later.
         self.progress.reached(begin)
         # A query with a backlog does not wait, and asks once per micro-batch.
         is_behind = any(each.high_watermark > begin[each.partition] for each in state.partitions)
         if may_wait and not is_behind and self.options.long_poll_ms > 0:
             wait_for_records(self.options, begin)
-            state = stream_state(self.options)
+            state = self._state_for(start)
             begin = with_added(begin, state.partitions)
-        refuse_other_stream(start, state)
-        refuse_other_output(start, self.options.output)
         end = available_end(state.partitions, self.options, start=begin)
         return state, begin, self._up_to_final(end, begin)
+
+    def _state_for(self, encoded: EncodedOffsets) -> StreamExtent:
+        """Return the state of the streams that a checkpoint's offsets belong to."""
+        state = stream_state(self.options)
+        refuse_other_stream(encoded, state)
+        refuse_other_output(encoded, self.options.output)
+        return state
 
     def _is_too_little(self, begin: Offsets, end: Offsets, state: StreamExtent) -> bool:
         """Return whether to wait for more records, so that a slow stream makes no small batches.

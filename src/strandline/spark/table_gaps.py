@@ -11,6 +11,7 @@ import logging
 import msgspec
 from pyspark.sql.types import StructType
 
+from strandline.errors import InvalidConfigError
 from strandline.spark.connection import stored_offsets
 from strandline.spark.options import ORIGIN, ReadOptions, TableOptions
 from strandline.spark.planning import OffsetRange
@@ -25,9 +26,13 @@ class GapExplainer:
     Args:
         options: of the table.
         schema: of the rows, with the metadata of its columns.
+
+    Raises:
+        InvalidConfigError: the rows come from several streams.
     """
 
     def __init__(self, options: TableOptions, schema: StructType) -> None:
+        _refuse_several(options, schema)
         self._stream = _origin(options, schema)
 
     def explain(self, last: TableState | None, proposal: Proposal) -> Proposal:
@@ -53,6 +58,27 @@ def _origin(options: TableOptions, schema: StructType) -> ReadOptions | None:
         if field.name == "offset" and ORIGIN in field.metadata:
             return ReadOptions(**field.metadata[ORIGIN])
     return None
+
+
+def _refuse_several(options: TableOptions, schema: StructType) -> None:
+    """Check that offsets are of one stream, whose partitions the table's state names.
+
+    Raises:
+        InvalidConfigError: the rows were read from several streams.
+    """
+    fields = {field.name: field for field in schema.fields}
+    if "offset" not in fields or "partition" not in fields:
+        return
+    origin = fields["offset"].metadata.get(ORIGIN)
+    # A read with a schema of its own has no metadata.
+    unknown = origin is None and options.stream is None and "stream" in fields
+    if unknown or (origin is not None and "stream" not in origin):
+        raise InvalidConfigError(
+            "the rows come from several streams, and a table tracks the offsets of one: load each "
+            "stream into its own table, with its own query; or rename the column 'offset', as in "
+            ".withColumnRenamed('offset', 'source_offset'): each micro-batch is then committed "
+            "once by its number, as long as the checkpoint is kept"
+        )
 
 
 def _stored(

@@ -226,3 +226,57 @@ def split_messages(
         messages.append((subject, sid, reply, block, _cut(data, split, stop)))
         position = stop + 2
     return position
+
+
+def delivery_frames(
+    tuple operations not None,
+    lefts not None,
+    rights not None,
+    *,
+    tuple columns not None,
+    long long first,
+    long long pending,
+):
+    cdef bytes plain, with_headers
+    plain, with_headers = operations
+    # Tuples cannot change between the two walks, of which the first finds out the size.
+    cdef tuple before = tuple(lefts)
+    cdef tuple after = tuple(rights)
+    cdef tuple sequences, times, blocks, payloads
+    sequences, times, blocks, payloads = [tuple(column) for column in columns]
+    cdef Py_ssize_t count = len(sequences)
+    cdef Py_ssize_t number, at = 0, size = 0, whole
+    cdef long long sequence, time_ns, left
+    cdef bytes frames, block, payload, head, tail
+    if not len(times) == len(blocks) == len(payloads) == count:
+        raise ValueError("columns of different lengths")
+    if count and not (before and after):
+        raise ZeroDivisionError("nothing to take in turns")
+    for number in range(count):
+        head, tail = before[number % len(before)], after[number % len(after)]
+        block, payload = blocks[number], payloads[number]
+        sequence, time_ns = sequences[number], max(0, <long long> times[number])
+        left = max(0, pending - number)
+        whole = len(block) + len(payload)
+        if block:
+            size += len(with_headers) + 1 + _digits(len(block))
+        else:
+            size += len(plain)
+        size += len(head) + _digits(sequence) + _digits(first + number) + _digits(time_ns)
+        size += _digits(left) + len(tail) + _digits(whole) + whole + len(b"... \r\n\r\n")
+    frames = PyBytes_FromStringAndSize(NULL, size)
+    for number in range(count):
+        block, payload = blocks[number], payloads[number]
+        head, tail = before[number % len(before)], after[number % len(after)]
+        sequence, time_ns = sequences[number], max(0, <long long> times[number])
+        at = _put(frames, _put(frames, at, with_headers if block else plain), head)
+        at = _put(frames, _put_number(frames, at, sequence), b".")
+        at = _put(frames, _put_number(frames, at, first + number), b".")
+        at = _put(frames, _put_number(frames, at, time_ns), b".")
+        at = _put_number(frames, at, max(0, pending - number))
+        at = _put(frames, _put(frames, at, tail), b" ")
+        if block:
+            at = _put(frames, _put_number(frames, at, len(block)), b" ")
+        at = _put(frames, _put_number(frames, at, len(block) + len(payload)), b"\r\n")
+        at = _put(frames, _put(frames, _put(frames, at, block), payload), b"\r\n")
+    return frames

@@ -105,3 +105,35 @@ def split_messages(
 def _is_number(word: bytes) -> bool:
     """Return whether a word is a number that is not too long to be read."""
     return len(word) < DIGITS_MAX and word.isdigit()
+
+
+def delivery_frames(
+    operations: tuple[bytes, bytes],
+    lefts: Sequence[bytes],
+    rights: Sequence[bytes],
+    *,
+    columns: tuple[Sequence[int], Sequence[int], Sequence[bytes], Sequence[bytes]],
+    first: int,
+    pending: int,
+) -> bytes:
+    """Return the frames that deliver a run of records, each with a reply subject of its own.
+
+    Args:
+        operations: with the space after it, of a record without headers and of one with headers.
+        lefts: what comes before the numbers in a frame's line; taken in turns.
+        rights: what comes after them, before the sizes; taken in turns.
+        columns: of the records: sequences, times in nanoseconds, header blocks, payloads.
+        first: the number of the first delivery; the others follow it.
+        pending: how many records follow the first one; each of the others is followed by one less.
+    """
+    plain, with_headers = operations
+    frames: list[bytes] = []
+    for number, (sequence, time_ns, block, payload) in enumerate(zip(*columns, strict=True)):
+        left, right = lefts[number % len(lefts)], rights[number % len(rights)]
+        numbers = (sequence, first + number, max(0, time_ns), max(0, pending - number))
+        line = b"%b%b%d.%d.%d.%d%b" % (with_headers if block else plain, left, *numbers, right)
+        sizes = (
+            b"%d %d" % (len(block), len(block) + len(payload)) if block else b"%d" % len(payload)
+        )
+        frames.append(b"%b %b\r\n%b%b\r\n" % (line, sizes, block, payload))
+    return b"".join(frames)

@@ -44,7 +44,9 @@ def records(first, count, size=100, headers=None):
 
 def test_a_batch_becomes_exactly_what_spark_asks_for():
     """Types, order and nullability are Spark's; nanoseconds are cut to microseconds."""
-    (batch,) = to_spark_batches([records(7, 2, headers=[("h", b"1")])], SPARK_SCHEMA, partition=3)
+    (batch,) = to_spark_batches(
+        [records(7, 2, headers=[("h", b"1")])], SPARK_SCHEMA, constants={"partition": 3}
+    )
     assert batch.schema.equals(SPARK_SCHEMA)
     row = batch.to_pylist()[1]
     assert row["partition"] == 3
@@ -60,7 +62,7 @@ def test_a_batch_becomes_exactly_what_spark_asks_for():
 def test_any_columns_in_any_order(names):
     """Only the columns of the user's schema arrive, in its order."""
     target = pa.schema([SPARK_SCHEMA.field(name) for name in names])
-    (batch,) = to_spark_batches([records(0, 3)], target, partition=1)
+    (batch,) = to_spark_batches([records(0, 3)], target, constants={"partition": 1})
     assert batch.schema.equals(target)
     assert batch.num_rows == 3
 
@@ -141,5 +143,5 @@ def test_large_and_view_types_are_cast():
         {"offset": pa.array([1], pa.int64()), "value": pa.array([b"x"], pa.large_binary())}
     )
     target = pa.schema([("value", pa.binary())])
-    (out,) = to_spark_batches([batch], target, partition=0)
+    (out,) = to_spark_batches([batch], target, constants={"partition": 0})
     assert out.schema.equals(target)

@@ -304,7 +304,9 @@ def test_a_batch_read_is_planned_from_its_options(broker):
 
 def test_a_time_beyond_the_end_reads_nothing(broker, monkeypatch):
     """Where records came after the ends were asked for, it lies beyond them, which is no error."""
-    monkeypatch.setattr(batch_reader, "offsets_at_time", lambda options, time_ns: {0: 103, 1: 40})
+    monkeypatch.setattr(
+        batch_reader, "offsets_at_times", lambda options, times_ns, partitions: {0: 103, 1: 40}
+    )
     made = source(startingTimestamp="2100-01-01")
     planned = made.reader(schema=made.schema()).partitions()
     assert [p.range for p in planned] == [OffsetRange(1, 40, 50)]

@@ -181,6 +181,10 @@ class PullQueue:
             return turn, 1
         return turn, min(count // len(turn), *(pull.left for pull in turn))
 
+    def rotate(self) -> None:
+        """Serve the next one last."""
+        self._pulls.move_to_end(self.first)
+
     def drop(self, token: object) -> None:
         """Remove the pulls of a token, if there are any."""
         for pull in list(self._by_token.get(token, ())):

@@ -22,6 +22,7 @@ from strandline.servers.flight import (  # noqa: F401  their import fills HANDLE
     encryption,
     groups,
     local,
+    monitoring,
     quotas,
     transactions,
 )

@@ -253,8 +253,12 @@ class NatsConnection(ServerLink):
         """End all subscriptions; messages in flight are still handled."""
         self.write(b"".join(map(encode_unsubscribe, (*self._tables, *self._acked, API))))
 
-    takes_records = True
-    """Consumers deliver to clients of nats-server."""
+    is_shared = True
+    """Whoever subscribes to an inbox at nats-server receives what is sent there."""
+
+    def receiver(self, inbox: bytes) -> bytes:
+        """Return who receives what a consumer delivers for a pull: any client of nats-server."""
+        return inbox
 
     def subscribe_acks(self, stream: str) -> None:
         """Hear the acknowledgements of a stream's consumers."""

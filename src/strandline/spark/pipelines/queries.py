@@ -16,10 +16,11 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
+from strandline.spark.options import ReadOptions
 from strandline.spark.pipelines.config import Common, Derived
 from strandline.spark.pipelines.failures import query_failure
 from strandline.spark.pipelines.unread import oldest_unread_ms
-from strandline.spark.planning import decode_offsets
+from strandline.spark.planning import offsets_of
 from strandline.spark.session import silence_spark
 
 logger = logging.getLogger(__name__)
@@ -230,8 +231,8 @@ def _decoded(encoded: str | None) -> dict[tuple[str, int], int]:
     found = json.loads(encoded) if encoded else None
     if not isinstance(found, dict) or "stream" not in found:
         return {}
-    stream = str(found["stream"]).rpartition("@")[0]
-    return {(stream, partition): offset for partition, offset in decode_offsets(found).items()}
+    options = ReadOptions(server="", stream=None)
+    return {options.place(p): offset for p, offset in offsets_of(found, options).items()}
 
 
 def _await(query: StreamingQuery) -> None:

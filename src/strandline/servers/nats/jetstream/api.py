@@ -90,8 +90,12 @@ class ApiLink(Protocol):
         ...
 
     @property
-    def takes_records(self) -> bool:
-        """Whether consumers can deliver to its clients."""
+    def is_shared(self) -> bool:
+        """Whether others than who asked could receive an answer."""
+        ...
+
+    def receiver(self, inbox: bytes) -> object:
+        """Return who receives what a consumer delivers for a pull, as ``Receivers`` knows it."""
         ...
 
 

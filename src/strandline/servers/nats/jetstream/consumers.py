@@ -89,8 +89,8 @@ from strandline.servers.nats.jetstream.times import (
     parse_time,
 )
 from strandline.servers.nats.jetstream.views import JetStreamView, shown_name
-from strandline.servers.nats.leaf_link import LeafClient
 from strandline.servers.nats.protocol import Message
+from strandline.servers.nats.receivers import Receivers
 from strandline.types import LeaderEpoch, PartitionName
 
 logger = logging.getLogger(__name__)
@@ -100,7 +100,6 @@ CONSUMERS_MAX: Final = 1_000
 ADOPT_INTERVAL_S: Final = 0.25
 NAMES_PER_PAGE: Final = 1024
 CONSUMERS_PER_PAGE: Final = 256
-ELSEWHERE: Final = "409 Consumers deliver at the port of nats-server only"
 EARLY_ACKS_MAX: Final = 1_000
 """Acknowledgements that wait until consumers are loaded; the messages of others come again."""
 
@@ -154,22 +153,22 @@ class ConsumerCalls:
     Args:
         api: finds streams, and answers.
         store: keeps durable consumers.
-        leaf: delivers records.
+        receivers: of what consumers deliver.
     """
 
-    def __init__(self, api: JetStreamApi, store: ConsumerStore, leaf: LeafClient) -> None:
+    def __init__(self, api: JetStreamApi, store: ConsumerStore, receivers: Receivers) -> None:
         self._api = api
         self._store = store
         self._led: dict[PartitionName, _LedConsumers] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_stopping = False
         self._host = RunnerHost(
-            leaf, api.broker.clock, RecordCounter(), api.on_thread, self._keep, self._ended
+            receivers, api.broker.clock, RecordCounter(), api.on_thread, self._keep, self._ended
         )
-        self._leaf = leaf
-        leaf.on_interest_changed = self._interest_changed
+        self._leaf = leaf = receivers.leaf
+        leaf.on_interest_changed = receivers.on_interest_changed = self._interest_changed
         leaf.on_connected = self._reconnected
-        leaf.on_writable = self._wake_all
+        leaf.on_writable = receivers.on_writable = self._wake_all
         self._adopted = asyncio.Event()
         self._unadopted: set[str] = set()
         """Streams that this broker may have begun to lead, whose consumers may not work yet."""
@@ -417,8 +416,6 @@ class ConsumerCalls:
         made_up = secrets.token_hex(4)
         config = consumer_config(request.call, body, made_up)
         view = self._api.view(request)
-        if config.is_push and not request.link.takes_records:
-            reject_consumer("consumers deliver at the port of nats-server only")
         self._check_target(view, config)
         async with led.lock:
             runner = led.runners.get(config.name)
@@ -488,7 +485,7 @@ class ConsumerCalls:
         info = await runner.info()
         if runner.config.deliver_subject:
             # nats.py ends a watch if nothing is pending and it has received nothing.
-            await self._host.leaf.settle()
+            await self._leaf.settle()
         return request.answer(**msgspec.structs.asdict(info))
 
     async def _delete(self, request: ApiRequest) -> ApiReply:
@@ -545,20 +542,21 @@ class ConsumerCalls:
 
     async def _next(self, request: ApiRequest) -> ApiReply:
         runner = await self._found(request)
-        if not request.link.takes_records:
-            return status(ELSEWHERE)
-        pull = self._parse_pull(runner, request.reply, request.payload)
+        pull = self._parse_pull(runner, request.reply, request.payload, link=request.link)
         if isinstance(pull, str):
             return status(pull)
-        runner.pull(request.reply, pull)
+        runner.pull(pull)
         return ApiReply(b"", b"", is_silent=True)
 
-    def _parse_pull(self, runner: ConsumerRunner, inbox: bytes, payload: bytes) -> Pull | str:
-        if not self._leaf.may_send(inbox):
+    def _parse_pull(
+        self, runner: ConsumerRunner, inbox: bytes, payload: bytes, *, link: ApiLink
+    ) -> Pull | str:
+        token = link.receiver(inbox)
+        if isinstance(token, bytes) and not self._leaf.may_send(token):
             # Not 403: nats.js would wait for its heartbeats.
             return f"400 Bad Request - {PUBLIC_INBOX.description}"
         now_ms = self._api.broker.clock.monotonic_ms()
-        return parse_pull(runner.config, inbox, payload, now_ms=now_ms)
+        return parse_pull(runner.config, token, payload, now_ms=now_ms)
 
     # Acknowledgements
 
@@ -661,10 +659,10 @@ class ConsumerCalls:
                 link.flush_answers()
 
         if body.pull is not None:
-            pull = self._parse_pull(runner, reply or b"", body.pull)
+            pull = self._parse_pull(runner, reply or b"", body.pull, link=link)
             runner.ack("ack", ack)
             if reply is not None and isinstance(pull, Pull):
-                runner.pull(reply, pull)
+                runner.pull(pull)
             elif reply is not None and isinstance(pull, str):
                 link.deliver_with_headers(reply, b"", block=status(pull).block)
                 link.flush_answers()

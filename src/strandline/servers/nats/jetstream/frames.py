@@ -4,10 +4,10 @@ Rules: the reply subject of a delivery names the consumer, the delivery and the 
 records follow, as in ``subjects.format_ack``. All that is the same in a run is formatted once.
 """
 
-from collections.abc import Sequence
-from itertools import cycle
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from strandline import speedups
 from strandline.servers.nats.jetstream.messages import MessageRun
 from strandline.servers.nats.jetstream.subjects import ACK_PREFIX
 
@@ -32,6 +32,45 @@ class DeliveredRun(NamedTuple):
         """The beginning of all reply subjects."""
         return f"{ACK_PREFIX}{self.stream}.{self.consumer}.{self.deliveries}.".encode()
 
+    def singles(self) -> Iterator["DeliveredRun"]:
+        """Return each delivery as a run of its own."""
+        for number in range(len(self.messages.sequences)):
+            yield self._replace(
+                inboxes=[self.inboxes[number % len(self.inboxes)]] if self.inboxes else [],
+                consumer_sequence=self.consumer_sequence + number,
+                pending=max(0, self.pending - number),
+                messages=self.messages.between(number, number + 1),
+            )
+
+    def frames(
+        self,
+        operations: tuple[bytes, bytes],
+        lefts: Sequence[bytes],
+        rights: Sequence[bytes],
+    ) -> bytes:
+        """Return its frames; ``speedups.pure.delivery_frames`` has the arguments."""
+        sequences, _, times, blocks, payloads = self.messages
+        return speedups.delivery_frames(
+            operations,
+            lefts,
+            rights,
+            columns=(sequences, times, blocks, payloads),
+            first=self.consumer_sequence,
+            pending=self.pending,
+        )
+
+
+class _Formatted(dict[str, bytes]):
+    """Something about each subject; most runs have few of them."""
+
+    def __init__(self, template: bytes) -> None:
+        super().__init__()
+        self._template = template
+
+    def __missing__(self, subject: str) -> bytes:
+        found = self[subject] = self._template % subject.encode()
+        return found
+
 
 def leaf_frames(run: DeliveredRun, queue: bytes = b"") -> bytes:
     """Return a run as a leaf sends it.
@@ -40,47 +79,31 @@ def leaf_frames(run: DeliveredRun, queue: bytes = b"") -> bytes:
         run: the deliveries.
         queue: the queue group of which one member receives each; empty: no group does.
     """
-    sequences, subjects, times, blocks, payloads = run.messages
-    first, count = run.consumer_sequence, len(sequences)
     # A leaf has to name the groups: without that, nobody in them receives anything.
-    reply, tail = (b"+ " + run.ack_prefix, b" " + queue) if queue else (run.ack_prefix, b"")
-    columns = (
-        cycle([b"%b %b" % (inbox, reply) for inbox in run.inboxes]),
-        sequences,
-        range(first, first + count),
-        times,
-        [max(0, run.pending - n) for n in range(count)],
-        map(str.encode, subjects),
-    )
-    if not any(blocks):
-        return b"".join(
-            [
-                b"LMSG %b%d.%d.%d.%d@%b%b %d\r\n%b\r\n"
-                % (to, sequence, number, time, left, subject, tail, len(payload), payload)
-                for to, sequence, number, time, left, subject, payload in zip(
-                    *columns, payloads, strict=False
-                )
-            ]
-        )
-    return b"".join(
-        [
-            b"%bMSG %b%d.%d.%d.%d@%b%b%b %d\r\n%b%b\r\n"
-            % (
-                b"H" if block else b"L",
-                to,
-                sequence,
-                number,
-                time,
-                left,
-                subject,
-                tail,
-                b" %d" % len(block) if block else b"",
-                len(block) + len(payload),
-                block,
-                payload,
-            )
-            for to, sequence, number, time, left, subject, block, payload in zip(
-                *columns, blocks, payloads, strict=False
-            )
-        ]
-    )
+    middle, tail = (b"+ ", b" " + queue) if queue else (b"", b"")
+    lefts = [b"%b %b%b" % (inbox, middle, run.ack_prefix) for inbox in run.inboxes]
+    after = _Formatted(b"@%b" + _literal(tail))
+    rights = list(map(after.__getitem__, run.messages.subjects))
+    return run.frames((b"LMSG ", b"HMSG "), lefts, rights)
+
+
+def client_frames(run: DeliveredRun, sids: Sequence[bytes]) -> bytes:
+    """Return a run as a server sends it to a client.
+
+    Args:
+        run: the deliveries.
+        sids: the subscription that receives each; or one for all.
+    """
+    prefix = run.ack_prefix
+    before = {sid: _Formatted(b"%b " + _literal(b"%b %b" % (sid, prefix))) for sid in set(sids)}
+    subjects = run.messages.subjects
+    if len(before) == 1:
+        lefts = list(map(before[sids[0]].__getitem__, subjects))
+    else:
+        lefts = [before[sid][subject] for sid, subject in zip(sids, subjects, strict=True)]
+    return run.frames((b"MSG ", b"HMSG "), lefts, [b""])
+
+
+def _literal(text: bytes) -> bytes:
+    """Return a text as a template has it."""
+    return text.replace(b"%", b"%%")

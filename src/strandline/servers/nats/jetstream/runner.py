@@ -20,7 +20,7 @@ Rules:
 import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any, Final, NamedTuple, cast
 
 import msgspec
@@ -56,7 +56,7 @@ from strandline.servers.nats.jetstream.times import (
     parse_time,
 )
 from strandline.servers.nats.jetstream.waiting_inboxes import WaitingInboxes
-from strandline.servers.nats.leaf_link import LeafClient
+from strandline.servers.nats.receivers import LocalInbox, Receivers
 from strandline.servers.tasks import end_task, start_task
 
 logger = logging.getLogger(__name__)
@@ -73,6 +73,8 @@ STORE_REST_MS_MIN: Final = 1.0
 LAZY_STORE_MS: Final = 50.0
 """How long after another a change is stored that nobody waits for."""
 LAST_STORE_S: Final = 1.0
+UNREADY_MAX: Final = 64
+"""How many pulls of receivers that do not read are passed over at once."""
 RETRY_S: Final = 1.0
 FLOW_REQUEST: Final = "100 FlowControl Request"
 DELETED: Final = "409 Consumer Deleted"
@@ -85,7 +87,7 @@ _StatusHeaders = tuple[tuple[str, int | str], ...]
 class RunnerHost(NamedTuple):
     """State that all consumers of a broker share."""
 
-    leaf: LeafClient
+    receivers: Receivers
     clock: Clock
     counter: RecordCounter
     on_thread: Callable[..., Awaitable[Any]]
@@ -131,7 +133,7 @@ class ConsumerRunner:
         """The messages of their deliveries."""
         self._outgoing_count = 0
         self._answers: list[Answer] = []
-        self._inboxes = WaitingInboxes(host.leaf, self.core.pulls)
+        self._inboxes = WaitingInboxes(host.receivers.leaf, self.core.pulls)
         self._pacer = self._new_pacer()
         self._store_from_ms = 0.0
         """Before this time no round begins, so that acknowledgements are stored together."""
@@ -179,14 +181,30 @@ class ConsumerRunner:
 
     # What comes in
 
-    def pull(self, inbox: bytes, pull: Pull) -> None:
+    def pull(self, pull: Pull) -> None:
         """Take a pull in, whose token is its inbox."""
-        self._used_ms = self._now_ms
-        if self._host.leaf.has_lost(inbox):
+        self._used_ms, token = self._now_ms, pull.token
+        is_local = isinstance(token, LocalInbox)
+        if isinstance(token, LocalInbox):
+            if not token.client.receives(token.inbox):
+                return
+            token.client.waits(token, self)
+        elif self._host.receivers.leaf.has_lost(cast("bytes", token)):
             return
         self._send_all(self.core.pull(pull, self._now_ms), [])
-        self._inboxes.add(inbox)
+        if not is_local:
+            self._inboxes.add(cast("bytes", token))
         self._wake.set()
+
+    def waits(self, token: object) -> bool:
+        """Return whether a pull waits."""
+        return self.core.pulls.has(token)
+
+    def drop_pull(self, token: object) -> None:
+        """Forget a pull, whose receiver is gone."""
+        self.core.drop_pull(token)
+        self._used_ms = self._now_ms
+        self._wake.set()  # else nobody notices when the threshold of inactivity is over
 
     def ack(
         self, kind: AckKind, ack: AckSubject, *, delay_ms: int = 0, answer: Answer | None = None
@@ -237,17 +255,15 @@ class ConsumerRunner:
             self._drop_dead_pulls(changed)
             return
         subject, queue = self._push_target
-        is_bound = self._is_begun and self._host.leaf.is_subscribed(subject, queue)
+        is_bound = self._is_begun and self._host.receivers.is_subscribed(subject, queue)
         if is_bound != self.is_bound:
             self._rebind(is_bound=is_bound)
 
     def _drop_dead_pulls(self, changed: Collection[bytes] | None) -> None:
-        if not self._host.leaf.knows_interest or not self.core.pulls:
+        if not self._host.receivers.leaf.knows_interest or not self.core.pulls:
             return
         for inbox in self._inboxes.lost(changed):
-            self.core.drop_pull(inbox)
-            self._used_ms = self._now_ms
-            self._wake.set()  # else nobody notices when the threshold of inactivity is over
+            self.drop_pull(inbox)
 
     def reconnected(self) -> None:
         """Handle a new connection: messages and flow control requests under way may be lost."""
@@ -517,11 +533,20 @@ class ConsumerRunner:
 
     def _wanted(self) -> Wanted | None:
         """Return what to deliver now; None: nothing can be, or nothing may be yet."""
-        if not self._host.leaf.is_open:
+        if not self._has_ready():
             return None
         if (self._due_ms or self.config.pause_until) and self._held_to_ms > self._now_ms:
             return None
         return self.core.wanted()
+
+    def _has_ready(self) -> bool:
+        """Return whether the pull that is served next can receive; let others go first if not."""
+        pulls, queue = self.core.pulls, self._push_target[1]
+        for _ in range(min(len(pulls), UNREADY_MAX)):
+            if self._host.receivers.is_ready(pulls.first.token, queue):
+                return True
+            pulls.rotate()
+        return False
 
     @property
     def _held_to_ms(self) -> float:
@@ -587,19 +612,19 @@ class ConsumerRunner:
                 case RequestFlowControl(token, request):
                     reply = self._flow_subject(request).encode()
                     self._send_status(token, FLOW_REQUEST, reply=reply)
-        self._host.leaf.flush()
+        self._host.receivers.flush()
 
     def _deliver(self, run: DeliverRun, outgoing: _Outgoing) -> None:
         delivered = DeliveredRun(
             self.stream,
             self.config.name,
-            cast("Sequence[bytes]", run.tokens),
+            (),
             run.deliveries,
             run.consumer_sequence,
             outgoing.pending,
             outgoing.messages,
         )
-        self._host.leaf.deliver_run(delivered, queue=self.config.deliver_group.encode())
+        self._host.receivers.deliver_run(run.tokens, delivered, queue=self._push_target[1])
 
     def _send_status(
         self, token: object, text: str, headers: _StatusHeaders = (), *, reply: bytes = b""
@@ -609,9 +634,8 @@ class ConsumerRunner:
         self._send(token, b"", block=line + block.removeprefix(VERSION_LINE), reply=reply)
 
     def _send(self, token: object, payload: bytes, *, block: bytes, reply: bytes) -> None:
-        assert isinstance(token, bytes), "pulls are named by their inboxes"
-        queue = self.config.deliver_group.encode()
-        self._host.leaf.deliver(token, payload, block=block, reply=reply, queue=queue)
+        queue = self._push_target[1]
+        self._host.receivers.deliver(token, payload, block=block, reply=reply, queue=queue)
 
 
 def _pending_headers(left: int | None, size: int) -> _StatusHeaders:

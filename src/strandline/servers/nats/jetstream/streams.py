@@ -383,7 +383,7 @@ class StreamCalls:
 
     async def _partition(self, request: ApiRequest) -> Partition:
         """Return the partition of a request for records, once all acknowledged ones are known."""
-        is_seen = self._config.auth.enabled and request.link.takes_records
+        is_seen = self._config.auth.enabled and request.link.is_shared
         if is_seen and not is_private(request.reply):
             reject(PUBLIC_INBOX)  # everybody may subscribe there
         view = self._api.view(request)

@@ -46,10 +46,13 @@ class Bench:
         """The number of pending records, each time."""
         self.sent = []
         leaf = SimpleNamespace(
-            is_open=True,
             knows_interest=False,
             has_interest=lambda _: False,
             has_lost=lambda _: False,
+        )
+        receivers = SimpleNamespace(
+            leaf=leaf,
+            is_ready=lambda *_: True,
             deliver=lambda *_, **__: None,
             deliver_run=self._deliver_run,
             flush=lambda: None,
@@ -84,7 +87,9 @@ class Bench:
         counter = SimpleNamespace(
             count=lambda _partition, start, end: end - start, is_dense=lambda _: True
         )
-        host = RunnerHost(leaf, self.clock, counter, self._on_thread, self._keep, lambda *_: None)
+        host = RunnerHost(
+            receivers, self.clock, counter, self._on_thread, self._keep, lambda *_: None
+        )
         self.runner = ConsumerRunner(host, "S", partition, kept=kept)
 
     async def _on_thread(self, function, *args):
@@ -108,12 +113,12 @@ class Bench:
         if self.store_errors:
             raise self.store_errors.pop()
 
-    def _deliver_run(self, run, *, queue):
+    def _deliver_run(self, _tokens, run, *, queue):
         assert not queue
         self.sent += ((each, run.deliveries) for each in run.messages.sequences)
 
     def pull(self, batch):
-        self.runner.pull(b"_INBOX.x", Pull(b"_INBOX.x", batch=batch))
+        self.runner.pull(Pull(b"_INBOX.x", batch=batch))
 
     async def overdue(self, count):
         """Deliver records, and let their acknowledgement wait pass."""
@@ -166,13 +171,13 @@ async def test_what_was_read_is_sent_before_more_is_read(bench):
     await consumer.overdue(300)
     consumer.read_ms = ROUND_MS + 1
     seen = []
-    deliver_run = consumer.runner._host.leaf.deliver_run
+    deliver_run = consumer.runner._host.receivers.deliver_run
 
-    def noted(run, **options):
+    def noted(tokens, run, **options):
         seen.extend([len(consumer.reads)] * len(run.messages.sequences))
-        deliver_run(run, **options)
+        deliver_run(tokens, run, **options)
 
-    consumer.runner._host.leaf.deliver_run = noted
+    consumer.runner._host.receivers.deliver_run = noted
     consumer.pull(300)
     await until_async(lambda: len(consumer.sent) == 300)
     assert seen == [1] * 100 + [2] * 100 + [3] * 100
@@ -276,7 +281,7 @@ async def test_a_consumer_is_used_until_its_last_pull_ends(bench):
     """Its threshold of inactivity begins then, not when the pull came."""
     consumer = bench(0, inactive_threshold=5_000_000_000)
     now_ms = consumer.clock.monotonic_ms()
-    consumer.runner.pull(b"_INBOX.x", Pull(b"_INBOX.x", expires_ms=now_ms + 30_000))
+    consumer.runner.pull(Pull(b"_INBOX.x", expires_ms=now_ms + 30_000))
     await until_async(lambda: not consumer.runner._wake.is_set())
     consumer.clock.advance_ms(30_000)
     consumer.runner.wake()

@@ -1,0 +1,12 @@
+"""The table of all pages and actions of the console."""
+
+from typing import Final
+
+from strandline.servers.http.console import pages_cluster, pages_records, pages_streams
+from strandline.servers.http.console.visit import ConsoleRoute
+
+ROUTES: Final[list[ConsoleRoute]] = [
+    *pages_cluster.ROUTES,
+    *pages_streams.ROUTES,
+    *pages_records.ROUTES,
+]
