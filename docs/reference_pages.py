@@ -1,8 +1,8 @@
 """Sphinx directives that write reference pages from the code, so that they cannot be out of date.
 
 ``{commands}`` shows every command of the command line as its ``--help``, ``{settings} CLASS`` a
-table of a settings struct, ``{admin-commands}`` the actions of Arrow Flight and ``{schema} CLASS``
-the JSON Schema of a struct.
+table of a settings struct, ``{admin-commands}`` the actions of Arrow Flight, ``{schema} CLASS`` the
+JSON Schema of a struct, and ``{json-output}`` those of what commands print.
 """
 
 import ast
@@ -26,6 +26,7 @@ from typer.testing import CliRunner
 
 from strandline.api.commands import COMMANDS
 from strandline.cli.app import app as cli
+from strandline.cli.documents import DOCUMENTS, schema_of
 
 ROOT = Path(__file__).parents[1]
 
@@ -146,6 +147,17 @@ class AdminCommands(Generated):
         return "\n".join(parts)
 
 
+class JsonOutput(Generated):
+    """The schema of each command's JSON output."""
+
+    def text(self) -> str:
+        """Return a section for each command."""
+        return "\n".join(
+            f"### strandline {name}\n\n```json\n{json.dumps(schema_of(name), indent=2)}\n```\n"
+            for name in DOCUMENTS
+        )
+
+
 def _without_local_targets(_: Any, __: str, source: list[str]) -> None:
     """Turn links to folders and sources into text: the site has the pages only."""
     source[0] = re.sub(
@@ -160,6 +172,7 @@ def setup(app: Any) -> dict[str, Any]:
         ("settings", Settings),
         ("schema", Schema),
         ("admin-commands", AdminCommands),
+        ("json-output", JsonOutput),
     ):
         app.add_directive(name, directive)
     app.connect("source-read", _without_local_targets)
