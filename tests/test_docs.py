@@ -161,6 +161,30 @@ def test_every_command_explains_itself(name):
     assert any("--output" in parameter.opts for parameter in command.params), name
 
 
+@pytest.mark.parametrize(
+    ("page", "heading"),
+    [("kafka", "Settings of a topic"), ("liftbridge", "Settings of a stream")],
+)
+def test_pages_for_newcomers_translate_to_what_exists(page, heading):
+    """Each command in their tables is one of ours, and each setting of a stream, too."""
+    text = text_of(f"docs/coming-from-{page}.md")
+    tokens = re.findall(r"`strandline ([^`]+)`", without_code(text))
+    asked = [token.split() for token in tokens]
+    unknown = [
+        words
+        for words in asked
+        if not {f"strandline {' '.join(words[:count])}" for count in (1, 2)} & COMMANDS.keys()
+    ]
+    assert asked
+    assert not unknown
+    settings = {field.name for field in msgspec.structs.fields(StreamConfig)}
+    settings |= flat_settings(BrokerConfig()).keys()
+    ours = re.findall(r"^\|.* \| (.*) \|$", section(text, heading), re.MULTILINE)
+    named = re.findall(r"`(\w+(?:\.\w+)?)`", " ".join(ours))
+    assert len(named) > 5
+    assert not [name for name in named if name not in settings | {"zstd", "lz4", "none"}]
+
+
 def test_the_readme_begins_with_what_it_is_and_how_to_try_it():
     """Its first screen has a sentence, make, install, Python, SQL, Spark, promises, a picture."""
     screen, rest = text_of("README.md").split("\n## ", 1)
