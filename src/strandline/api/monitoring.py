@@ -82,6 +82,19 @@ class MetricHistoryInfo(WireAnswer, frozen=True, kw_only=True):
     samples: tuple[HistorySample, ...]
 
 
+class ConnectionInfo(WireAnswer, frozen=True, kw_only=True):
+    """A client's connection to one broker."""
+
+    listener: str
+    """``flight``, ``ingest`` or ``grpc``."""
+    address: str
+    """``host:port`` of the client."""
+    principal: str
+    """Empty where access is not checked, or before the client is identified."""
+    messages: int
+    """Messages received on it; for ``flight`` and ``grpc``, calls."""
+
+
 class ClusterEvent(WireAnswer, frozen=True, kw_only=True):
     """Something that happened, as one broker noticed it."""
 
@@ -113,5 +126,12 @@ LIST_EVENTS: Final = AdminCommand(
     help="List what the broker asked has noticed since it started, oldest first.",
     request=NoneType,
     result=ClusterEvent,
+    needs=lambda _: [cluster("read")],
+)
+LIST_CONNECTIONS: Final = AdminCommand(
+    name="list_connections",
+    help="List the connections of clients to the broker asked.",
+    request=NoneType,
+    result=ConnectionInfo,
     needs=lambda _: [cluster("read")],
 )

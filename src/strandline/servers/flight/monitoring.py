@@ -55,3 +55,8 @@ def _history(context: ActionContext, _: None) -> list[wire.MetricHistoryInfo]:
 @handles(wire.LIST_EVENTS)
 def _events(context: ActionContext, _: None) -> list[wire.ClusterEvent]:
     return context.broker.monitor.events()
+
+
+@handles(wire.LIST_CONNECTIONS)
+def _connections(context: ActionContext, _: None) -> list[wire.ConnectionInfo]:
+    return context.clients()
