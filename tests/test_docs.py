@@ -8,6 +8,7 @@ against a real broker on free ports; ports and addresses in the text are replace
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -351,7 +352,7 @@ def running(tmp_path):
 
 
 def run_shell(line, running, *, timeout_s=300):
-    """Run one line of a shell example."""
+    """Run one line of a shell example; return what it prints."""
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", running.localise(line)],
         cwd=running.directory,
@@ -362,6 +363,7 @@ def run_shell(line, running, *, timeout_s=300):
         check=False,
     )
     assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+    return done.stdout
 
 
 def check_shell(line, running):
@@ -380,6 +382,27 @@ def check_shell(line, running):
         run_shell(f"{line.split('#')[0]} --help", running)
     else:
         run_shell(line, running)
+
+
+@pytest.mark.timeout(600)
+def test_a_first_load_takes_eight_lines_and_a_minute(running):
+    """The lines of the page, from an empty directory to a queried table; CPU time, because the
+    machine may be busy.
+    """
+    text = section(text_of("docs/pipelines.md"), "A first load")
+    [(file, commands)] = re.findall(r"```yaml\n(.*?)```.*?```sh\n(.*?)```", text, re.DOTALL)
+    assert len(file.splitlines()) <= 8
+    server = running.localise("server: 127.0.0.1:9293")
+    (running.directory / "load.yaml").write_text(f"{file}{server}\n")
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    outputs = [
+        run_shell(line, running)
+        for line in commands.splitlines()
+        if not line.startswith(("pip install", "strandline serve"))
+    ]
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert "ada" in outputs[-1]
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 60
 
 
 @pytest.mark.timeout(600)
