@@ -314,6 +314,22 @@ def broker(tmp_path):
 
 
 @pytest.mark.timeout(600)
+def test_a_first_load_takes_eight_lines(broker):
+    """The lines of the page, from an empty directory to a queried table."""
+    text = section(text_of("docs/pipelines.md"), "A first load")
+    [(file, commands)] = re.findall(r"```yaml\n(.*?)```.*?```sh\n(.*?)```", text, re.DOTALL)
+    assert len(file.splitlines()) <= 8
+    server = broker.localise("server: 127.0.0.1:9293")
+    (broker.directory / "load.yaml").write_text(f"{file}{server}\n")
+    outputs = [
+        broker.run_shell(line)
+        for line in commands.splitlines()
+        if not line.startswith(("pip install", "strandline serve"))
+    ]
+    assert "ada" in outputs[-1]
+
+
+@pytest.mark.timeout(600)
 def test_examples_run_in_order(page, broker):
     """Every shell and Python example of a page works, from top to bottom, on a fresh broker."""
     broker.run_page(page, skip="spark")
