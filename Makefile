@@ -26,6 +26,7 @@ ifndef SEED
 SEED := $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 endif
 EXAMPLES ?= 1000
+SANITIZERS := -fsanitize=address,undefined
 RUNS ?= 30
 SEEDS ?= 200
 SECONDS ?= 30
@@ -40,7 +41,7 @@ COUNT ?= 200
 MINUTES ?= 60
 
 .PHONY: help demo test unit check bench bench-cluster sim sim-mutants mutants fuzz kills chaos
-.PHONY: pipelines crash-pipelines versus-faults dist
+.PHONY: pipelines crash-pipelines versus-faults dist sanitize
 .PHONY: docs setup format clean
 
 help: ## List these targets
@@ -88,6 +89,17 @@ fuzz: $(READY) ## Search every property from a random seed (SEED=n EXAMPLES=n AR
 	@PROPERTY_EXAMPLES=$(EXAMPLES) $(BIN)/pytest -m 'hypothesis and not spark' \
 		--hypothesis-seed=$(SEED) --timeout 3600 -n $(WORKERS) $(ARGS)
 
+sanitize: $(READY) ## Fuzz the compiled functions with gcc's sanitizers (SEED=n EXAMPLES=n)
+	@rm -rf build/sanitized && mkdir -p build/sanitized && cp -r src/strandline build/sanitized
+	@CFLAGS='-g -O1 $(SANITIZERS) -fno-sanitize-recover=all' LDFLAGS='$(SANITIZERS)' \
+		$(BIN)/python setup.py --quiet build_ext --force --build-lib build/sanitized \
+		--build-temp build/sanitized
+	@echo "seed $(SEED), $(EXAMPLES) examples a property; the same seed repeats the run"
+	@LD_PRELOAD=$$(gcc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 \
+		PYTHONMALLOC=malloc PYTHONPATH=build/sanitized PROPERTY_EXAMPLES=$(EXAMPLES) \
+		$(BIN)/pytest -p no:cacheprovider --hypothesis-seed=$(SEED) --timeout 3600 \
+		tests/property/test_{speedups,nats_protocol}.py $(ARGS)
+
 kills: $(READY) ## Kill brokers -9 at random under load (KILLS=n KILL_SEED=n ARGS='-k transactions')
 	@KILLS=$(KILLS) KILL_SEED=$(KILL_SEED) $(BIN)/pytest -p no:cacheprovider -s \
 		-k 'kill or lost' $(KILL_TESTS:%=tests/integration/test_%.py) $(ARGS)
@@ -106,18 +118,16 @@ crash-pipelines: $(READY) ## Kill pipelines on Spark -9 at random, judge them (R
 	@$(BIN)/python tests/spark/crash --runs $(RUNS) --brokers $(BROKERS) --seed $(SEED) \
 		--out benchmarks/results $(ARGS)
 
-dist: $(READY) ## Build wheel and sdist, install the wheel alone, run the quickstart with it
-	@rm -rf dist build/wheel && $(BIN)/python -m build --outdir dist >build.log 2>&1 \
+dist: $(READY) ## Build wheel and sdist; run README and quickstart with the wheel alone
+	@rm -rf dist && $(BIN)/python -m build --outdir dist >build.log 2>&1 \
 		|| { cat build.log; exit 1; }; rm -f build.log
-	@$(PYTHON) -m venv build/wheel
-	@build/wheel/bin/python -m pip install --quiet --disable-pip-version-check \
-		"$$(echo dist/*.whl)[server,cli]" nats-py polars
-	@EXAMPLES_PYTHON=$(CURDIR)/build/wheel/bin/python \
-		$(PYTEST) -q tests/test_docs.py -k 'examples_run_in_order and quickstart'
-	@echo "the wheel runs the quickstart in an empty environment:" && ls dist
+	@WHEEL=$$(echo $(CURDIR)/dist/*.whl) $(PYTEST) -q tests/test_wheel.py $(ARGS)
+	@echo "the wheel runs README and quickstart in an empty environment:" && ls dist
 
-docs: $(READY) ## Check the docs: links, examples, and that nothing is left undocumented
-	@$(BIN)/pytest tests/test_docs.py -q $(ARGS)
+docs: $(READY) ## Build the docs' site into build/site; check links, examples, completeness
+	@$(BIN)/sphinx-build -q -W --keep-going -b html -d build/doctrees docs build/site
+	@$(PYTEST) tests/test_docs.py -q $(ARGS)
+	@echo "open build/site/index.html"
 
 format: $(READY) ## Format the code and fix what ruff can
 	@$(BIN)/ruff check --fix --quiet; $(BIN)/ruff format --quiet

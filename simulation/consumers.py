@@ -13,6 +13,8 @@ also while more is published than is taken.
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
+from itertools import cycle
 from typing import Any, Final
 
 import msgspec
@@ -28,9 +30,11 @@ from strandline.errors import StrandlineError, UnavailableError
 from strandline.servers.nats.jetstream.ack_bodies import parse_ack_body
 from strandline.servers.nats.jetstream.consumer_config import ConsumerConfig
 from strandline.servers.nats.jetstream.consumer_info import KeptConsumer
-from strandline.servers.nats.jetstream.records import StoredMessage, messages_at, read_some
+from strandline.servers.nats.jetstream.frames import DeliveredRun
+from strandline.servers.nats.jetstream.messages import MessageRun, StoredMessage
+from strandline.servers.nats.jetstream.records import messages_at, read_some
 from strandline.servers.nats.jetstream.runner import ConsumerRunner, RunnerHost
-from strandline.servers.nats.jetstream.subjects import AckSubject, parse_ack
+from strandline.servers.nats.jetstream.subjects import AckSubject
 from strandline.types import PartitionName
 
 STREAM, CONSUMER, TO = "S", "c", "to.c"
@@ -101,6 +105,10 @@ class _Counter:
         """Return how many there are."""
         return end - start
 
+    def is_dense(self, _: SimPartition) -> bool:
+        """Return false: a consumer whose counting takes time is the harder one."""
+        return False
+
 
 class SimClock:
     """The world's clock."""
@@ -125,7 +133,7 @@ class SimLeader:
         epoch: its leader epoch.
     """
 
-    is_open = knows_interest = True
+    knows_interest = True
 
     def __init__(self, history: "ConsumerHistory", epoch: int) -> None:
         self._history = history
@@ -188,7 +196,7 @@ class SimLeader:
         if function is read_some:
             partition, start, _ = args
             found = partition.messages(start, start + READ_AT_ONCE)
-            return found, start + len(found)
+            return MessageRun.of(found), start + len(found)
         return function(*args)
 
     def _ended(self, _runner: ConsumerRunner, why: str) -> None:
@@ -234,6 +242,15 @@ class SimLeader:
 
     # The link to nats-server
 
+    @property
+    def leaf(self) -> "SimLeader":
+        """What knows who waits."""
+        return self
+
+    def is_ready(self, *_: object) -> bool:
+        """Return whether records can be delivered now."""
+        return True
+
     def has_interest(self, inbox: bytes) -> bool:
         """Return whether a client waits there."""
         return inbox in self._history.inboxes
@@ -249,10 +266,22 @@ class SimLeader:
     def deliver(
         self, inbox: bytes, _payload: bytes, *, block: bytes, reply: bytes, queue: bytes
     ) -> None:
-        """Send something to a client."""
+        """Send a status to a client."""
         assert not queue
         if self.is_alive:
-            self._history.sent(inbox, block=block, reply=reply.decode().partition("@")[0])
+            self._history.sent_status(inbox, block=block, reply=reply.decode())
+
+    def deliver_run(self, tokens: list[bytes], run: DeliveredRun, *, queue: bytes) -> None:
+        """Send records to clients."""
+        assert not queue
+        if not self.is_alive:
+            return
+        sequences = run.messages.sequences
+        for number, (sequence, inbox) in enumerate(zip(sequences, cycle(tokens), strict=False)):
+            ack = AckSubject(
+                STREAM, CONSUMER, run.deliveries, sequence, run.consumer_sequence + number
+            )
+            self._history.sent(inbox, ack)
 
     def flush(self) -> None:
         """Everything is on its way already."""
@@ -302,17 +331,17 @@ class ConsumerHistory:
 
     # Judging
 
-    def sent(self, inbox: bytes, *, block: bytes, reply: str) -> None:
-        """A leader sends something."""
-        ack = parse_ack(reply)
-        if ack is not None:
-            self._judge(ack)
+    def sent(self, inbox: bytes, ack: AckSubject) -> None:
+        """A leader sends a record."""
+        self._judge(ack)
         if inbox in self.inboxes:
-            if ack is not None:
-                self.world.send((BROKER, CLIENT), self._receive, inbox, ack)
-            elif b"FlowControl" in block or STALLED in block:
-                stalled = block.partition(STALLED)[2].partition(b"\r\n")[0].decode()
-                self.world.send((BROKER, CLIENT), self._answer_flow, inbox, reply or stalled)
+            self.world.send((BROKER, CLIENT), self._receive, inbox, ack)
+
+    def sent_status(self, inbox: bytes, *, block: bytes, reply: str) -> None:
+        """A leader sends a status."""
+        if inbox in self.inboxes and (b"FlowControl" in block or STALLED in block):
+            stalled = block.partition(STALLED)[2].partition(b"\r\n")[0].decode()
+            self.world.send((BROKER, CLIENT), self._answer_flow, inbox, reply or stalled)
 
     def _judge(self, ack: AckSubject) -> None:
         sequence, count = ack.sequence, ack.deliveries
@@ -359,9 +388,10 @@ class ConsumerHistory:
         self.inboxes[inbox] = batch
         self._report_interest(inbox)
         expires_ms = self.world.now_ms + EXPIRES_MS
-        pull = Pull(inbox, batch=batch, expires_ms=expires_ms, no_wait=rng.random() < 0.2)
+        no_wait = rng.random() < 0.2
+        pull = partial(Pull, inbox, batch=batch, expires_ms=expires_ms, no_wait=no_wait)
         leader = self._somebody()
-        self.world.send((CLIENT, BROKER), self._take_pull, leader, inbox, pull)
+        self.world.send((CLIENT, BROKER), self._take_pull, leader, pull)
         self.world.after(EXPIRES_MS * 2, self._give_up, inbox)
         self.world.after(rng.uniform(5, EXPIRES_MS), self.pull)
 
@@ -376,9 +406,9 @@ class ConsumerHistory:
         return self.world.rng.choice(self.leaders[-3:])
 
     @staticmethod
-    def _take_pull(leader: SimLeader, inbox: bytes, pull: Pull) -> None:
+    def _take_pull(leader: SimLeader, pull: Callable[[], Pull]) -> None:
         if leader.is_alive and leader.runner is not None and not leader.runner.is_over:
-            leader.runner.pull(inbox, pull)
+            leader.runner.pull(pull())
 
     def _receive(self, inbox: bytes, ack: AckSubject) -> None:
         """A client gets a record; it acknowledges it, or does something else, or dies."""

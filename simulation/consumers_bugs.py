@@ -29,8 +29,8 @@ CONSUMER_BUGS: Final = (
     SourceRewrite(
         "a broker that leads no longer answers repeated acknowledgements",
         f"{_RUNNER}._commit",
-        "if self.core.is_changed or answers:",
-        "if self.core.is_changed:",
+        "bool(self._outgoing or answers)",
+        "bool(self._outgoing)",
     ),
     Replacement(
         "a broker that led before keeps states", "_check_epoch", lambda *_: None, (groups,)
@@ -50,12 +50,12 @@ CONSUMER_BUGS: Final = (
     SourceRewrite(
         "a refused record does not come again",
         f"{_CORE}.ack",
-        "self._expect_ack(sequence, due_ms)",
+        "self._expect_acks([sequence], now_ms + delay_ms)",
         "pass",
     ),
     SourceRewrite(
         "an acknowledged record keeps its timer",
-        f"{_CORE}._ack_one",
+        f"{_CORE}.ack_many",
         "self._forget(sequence)",
         "pass",
     ),
@@ -70,7 +70,7 @@ CONSUMER_BUGS: Final = (
     ),
     SourceRewrite(
         "records are delivered for ever",
-        f"{_CORE}._collect_due",
+        f"{_CORE}._is_due",
         "record.deliveries >= self.policy.max_deliver",
         "not record.deliveries",
     ),

@@ -6,13 +6,10 @@ against a real broker on free ports; ports and addresses in the text are replace
 """
 
 import json
-import os
 import re
 import resource
-import signal
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -25,25 +22,15 @@ from strandline.config import BrokerConfig, StreamConfig
 from strandline.errors import all_error_classes
 from strandline.process.settings import flat_settings
 from strandline.telemetry import GROUP_METRICS, METRICS, PARTITION_METRICS, PREFIX, metric_names
+from tests.kit.doc_examples import ROOT, ExampleBroker, blocks, start_broker, stop_broker
 
-ROOT = Path(__file__).parents[1]
-PYTHON = os.environ.get("EXAMPLES_PYTHON", sys.executable)
-"""What the examples run with: this environment, or one that has the built wheel (`make dist`)."""
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 RUN_PAGES = (
-    "README.md",
-    "docs/quickstart.md",
     "docs/consumer-groups.md",
     "docs/offset-stores.md",
     "docs/python-client.md",
     "docs/transactions.md",
 )
-FREE_PORTS = {
-    "STRANDLINE_NATS__PORT": "0",
-    "STRANDLINE_NATS__INGEST_PORT": "0",
-    "STRANDLINE_FLIGHT_PORT": "0",
-    "STRANDLINE_HTTP_PORT": "0",
-}
 
 
 def text_of(page):
@@ -71,13 +58,6 @@ def section(text, heading):
     )
     assert found, f"no section '## {heading}'"
     return found.group(1)
-
-
-def blocks(page, language):
-    """Fenced blocks of a language, with the line they begin on."""
-    text = text_of(page)
-    for found in re.finditer(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
-        yield text.count("\n", 0, found.start()) + 1, found.group(1)
 
 
 def shown(value):
@@ -182,23 +162,47 @@ def test_every_command_explains_itself(name):
     assert any("--output" in parameter.opts for parameter in command.params), name
 
 
-def test_the_readme_begins_with_what_it_is_and_two_commands():
-    """Its first screen has a sentence, the commands, Python, Spark, promises and a picture."""
-    screen, rest = text_of("README.md").split("\n## ", 1)
-    places = [
-        screen.index(each)
-        for each in ("A durable log", "make demo", "make test", "import strandline", "spark.read")
+@pytest.mark.parametrize(
+    ("page", "heading"),
+    [("kafka", "Settings of a topic"), ("liftbridge", "Settings of a stream")],
+)
+def test_pages_for_newcomers_translate_to_what_exists(page, heading):
+    """Each command in their tables is one of ours, and each setting of a stream, too."""
+    text = text_of(f"docs/coming-from-{page}.md")
+    tokens = re.findall(r"`strandline ([^`]+)`", without_code(text))
+    asked = [token.split() for token in tokens]
+    unknown = [
+        words
+        for words in asked
+        if not {f"strandline {' '.join(words[:count])}" for count in (1, 2)} & COMMANDS.keys()
     ]
-    places += [screen.index("| What you do | What holds |"), screen.index("docs/img/overview.svg")]
+    assert asked
+    assert not unknown
+    settings = {field.name for field in msgspec.structs.fields(StreamConfig)}
+    settings |= flat_settings(BrokerConfig()).keys()
+    ours = re.findall(r"^\|.* \| (.*) \|$", section(text, heading), re.MULTILINE)
+    named = re.findall(r"`(\w+(?:\.\w+)?)`", " ".join(ours))
+    assert len(named) > 5
+    assert not [name for name in named if name not in settings | {"zstd", "lz4", "none"}]
+
+
+def test_the_readme_begins_with_what_it_is_and_how_to_try_it():
+    """Its first screen has a sentence, make, install, Python, SQL, Spark, promises, a picture."""
+    screen, rest = text_of("README.md").split("\n## ", 1)
+    wanted = ("A durable log", "make demo", "make test")
+    wanted += ('pip install "strandline[server,cli]"', "strandline serve", "import asyncio, nats")
+    wanted += (".scan(", "duckdb.sql", "spark_session")
+    wanted += ("| What you do | What holds |", "docs/img/overview.svg")
+    places = [screen.index(each) for each in wanted]
     assert places == sorted(places)
     assert screen.count("![") == 1
     sentence = screen.split("\n\n")[1]
     assert sentence.count(".") == 1
-    ours, spark = (
+    lines = [
         [line for line in block.splitlines() if line] for _, block in blocks("README.md", "python")
-    )
-    assert len(ours) <= 8
-    assert len(spark) <= 4
+    ]
+    assert all(len(block) <= 8 for block in lines)
+    assert len(lines[-1]) <= 4
     assert rest.index("## What it is not") < rest.index("## Benchmarks")
 
 
@@ -297,106 +301,32 @@ def test_every_page_is_reached_from_the_readme():
 # Examples
 
 
-@dataclass
-class Running:
-    """A broker started for the examples, and where it listens."""
-
-    ready: dict[str, object]
-    directory: Path
-
-    def localise(self, text):
-        """The text with this broker's ports instead of the usual ones."""
-        for name, port in (("nats", 4222), ("ingest", 4223), ("flight", 9293), ("http", 9294)):
-            text = text.replace(f"127.0.0.1:{port}", f"127.0.0.1:{self.ready[f'{name}_port']}")
-        return text
-
-    @property
-    def environ(self):
-        """The environment of the examples."""
-        path = f"{Path(PYTHON).parent}{os.pathsep}{os.environ['PATH']}"
-        server = f"127.0.0.1:{self.ready['flight_port']}"
-        return {**os.environ, "PATH": path, "STRANDLINE_SERVER": server}
-
-
-def start_broker(directory, arguments=()):
-    """Start `strandline serve` on free ports; give the process and its ready line."""
-    process = subprocess.Popen(
-        [PYTHON, "-m", "strandline.cli", "serve", "--output", "json", *arguments],
-        cwd=directory,
-        env={**os.environ, **FREE_PORTS},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    line = process.stdout.readline()
-    assert line, "the broker did not start"
-    return process, json.loads(line)
-
-
-def stop_broker(process):
-    """Stop it as a supervisor would; it must exit cleanly."""
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(120) == 0
-    process.stdout.close()
-
-
 @pytest.fixture(params=RUN_PAGES)
 def page(request):
     return request.param
 
 
 @pytest.fixture
-def running(tmp_path):
-    process, ready = start_broker(tmp_path)
-    yield Running(ready, tmp_path)
+def broker(tmp_path):
+    python = Path(sys.executable)
+    process, ready = start_broker(tmp_path, python)
+    yield ExampleBroker(ready, tmp_path, python)
     stop_broker(process)
 
 
-def run_shell(line, running, *, timeout_s=300):
-    """Run one line of a shell example; return what it prints."""
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", running.localise(line)],
-        cwd=running.directory,
-        env=running.environ,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
-    assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
-    return done.stdout
-
-
-def check_shell(line, running):
-    """Run a line, or check one that would take too long or change the machine."""
-    words = line.split("#")[0].split()
-    if not words:
-        return
-    if words[0] == "make":
-        for target in words[1:]:
-            subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, check=True)
-    elif words[:2] == ["strandline", "serve"]:
-        (running.directory / "another").mkdir()
-        process, _ = start_broker(running.directory / "another", words[2:])
-        stop_broker(process)
-    elif words[:2] == ["strandline", "demo"]:
-        run_shell(f"{line.split('#')[0]} --help", running)
-    else:
-        run_shell(line, running)
-
-
 @pytest.mark.timeout(600)
-def test_a_first_load_takes_eight_lines_and_a_minute(running):
+def test_a_first_load_takes_eight_lines_and_a_minute(broker):
     """The lines of the page, from an empty directory to a queried table; CPU time, because the
     machine may be busy.
     """
     text = section(text_of("docs/pipelines.md"), "A first load")
     [(file, commands)] = re.findall(r"```yaml\n(.*?)```.*?```sh\n(.*?)```", text, re.DOTALL)
     assert len(file.splitlines()) <= 8
-    server = running.localise("server: 127.0.0.1:9293")
-    (running.directory / "load.yaml").write_text(f"{file}{server}\n")
+    server = broker.localise("server: 127.0.0.1:9293")
+    (broker.directory / "load.yaml").write_text(f"{file}{server}\n")
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     outputs = [
-        run_shell(line, running)
+        broker.run_shell(line)
         for line in commands.splitlines()
         if not line.startswith(("pip install", "strandline serve"))
     ]
@@ -406,43 +336,6 @@ def test_a_first_load_takes_eight_lines_and_a_minute(running):
 
 
 @pytest.mark.timeout(600)
-def test_examples_run_in_order(page, running):
+def test_examples_run_in_order(page, broker):
     """Every shell and Python example of a page works, from top to bottom, on a fresh broker."""
-    found = [
-        *((number, "sh", block) for number, block in blocks(page, "sh")),
-        *((number, "python", block) for number, block in blocks(page, "python")),
-    ]
-    assert found
-    for number, language, block in sorted(found):
-        if language == "sh":
-            for line in block.splitlines():
-                check_shell(line, running)
-        elif "spark" not in block:
-            script = running.directory / f"line_{number}.py"
-            script.write_text(running.localise(block))
-            run_shell(f"python {script.name}", running)
-
-
-@pytest.mark.spark
-@pytest.mark.timeout(600)
-def test_spark_example_of_the_readme_runs(running):
-    """The README's Spark lines read what its Python lines wrote."""
-    python = [block for _, block in blocks("README.md", "python")]
-    ours = next(block for block in python if "spark" not in block)
-    spark = next(block for block in python if "spark" in block)
-    script = running.directory / "spark_example.py"
-    script.write_text(
-        running.localise(
-            f"{ours}\n"
-            "import os\n"
-            "from strandline.spark.java import use_java\n"
-            "from strandline.spark.session import QUICK_START\n"
-            "use_java()\n"
-            "os.environ['SPARK_SUBMIT_OPTS'] = QUICK_START['spark.driver.extraJavaOptions']\n"
-            "from pyspark.sql import SparkSession\n"
-            "spark = SparkSession.builder.master('local[2]').getOrCreate()\n"
-            f"{spark}\n"
-            "spark.stop()\n"
-        )
-    )
-    run_shell(f"python {script.name}", running, timeout_s=500)
+    broker.run_page(page, skip="spark")

@@ -3,7 +3,7 @@
 Rules: counting costs one addition on a plain attribute (``telemetry.group_commits += 1``); the text
 for Prometheus is rendered only for a scrape. A metric is named after its field,
 ``strandline_<field>`` (plus ``_total`` for counters), in base units. Each broker owns one
-``Telemetry`` with its own registry, so brokers in one process do not mix their metrics. Fields are
+``Telemetry``, so brokers in one process do not mix their metrics. Fields are
 written by the loop thread, except where a method with a lock says otherwise. This module must not
 know who updates the metrics, nor how they are exported.
 """
@@ -15,18 +15,13 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
-
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-)
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from strandline.version import __version__
+
+if TYPE_CHECKING:
+    # Loaded for the first scrape: an HTTP server comes with it.
+    from prometheus_client import Metric
 
 PREFIX = "strandline_"
 SECONDS_BUCKETS = (
@@ -117,7 +112,7 @@ def histogram(help_text: str, bounds: Sequence[float] = SECONDS_BUCKETS) -> Any:
 
 
 @dataclass(slots=True, eq=False)
-class Telemetry(Collector):
+class Telemetry:
     """The metrics of one broker. Increment the fields; ``render`` returns the Prometheus text."""
 
     # Input.
@@ -245,12 +240,7 @@ class Telemetry(Collector):
     """Asked at each scrape, on the scraping thread, for the offsets of all partitions."""
     group_samples: Callable[[], Iterable[GroupSample]] = tuple
     """Asked alike, for the groups that are coordinated here."""
-    registry: CollectorRegistry = dataclasses.field(init=False, repr=False)
     _lock: threading.Lock = dataclasses.field(default_factory=threading.Lock, repr=False)
-
-    def __post_init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self.registry.register(self)
 
     def count_full_disk(self) -> None:
         """Count a write that failed for lack of space."""
@@ -289,10 +279,16 @@ class Telemetry(Collector):
 
     def render(self) -> bytes:
         """Return all metrics as Prometheus text; any thread."""
-        return generate_latest(self.registry)
+        from prometheus_client import CollectorRegistry, generate_latest
 
-    def collect(self) -> Iterator[Metric]:
-        """Convert the fields to metric families; called by the registry."""
+        registry = CollectorRegistry()
+        registry.register(self)
+        return generate_latest(registry)
+
+    def collect(self) -> "Iterator[Metric]":
+        """Convert the fields to metric families, as a collector does."""
+        from prometheus_client.core import GaugeMetricFamily
+
         info = GaugeMetricFamily(PREFIX + "info", INFO_HELP, labels=["version"])
         info.add_metric([__version__], 1)
         yield info
@@ -304,8 +300,10 @@ class Telemetry(Collector):
 
 def _sampled(
     what: str, metrics: Mapping[str, str], samples: Iterable[PartitionSample | GroupSample]
-) -> Iterator[Metric]:
+) -> "Iterator[Metric]":
     """Yield one gauge family per metric of the samples, omitting None."""
+    from prometheus_client.core import GaugeMetricFamily
+
     samples = list(samples)
     labels = (["group"] if what == "group" else []) + ["stream", "partition"]
     for name, help_text in metrics.items():
@@ -342,7 +340,13 @@ def metric_names() -> list[str]:
     return [f"{PREFIX}info", *fields, *partitions, *groups]
 
 
-def _family(field: "dataclasses.Field[Any]", value: Any) -> Metric:
+def _family(field: "dataclasses.Field[Any]", value: Any) -> "Metric":
+    from prometheus_client.core import (
+        CounterMetricFamily,
+        GaugeMetricFamily,
+        HistogramMetricFamily,
+    )
+
     name, help_text = PREFIX + field.name, field.metadata["help"]
     kind = field.metadata["kind"]
     if kind == "histogram":

@@ -310,16 +310,16 @@ def move_slowly(brokers):
     brokers.create("large", replicas=1)
     leader = part(brokers.status(), "large").leader
     other = 1 + leader % 4
-    size = 16
+    size = 24
     with strandline.connect(brokers.running[leader].flight) as client:
         for number in range(size):
             client.append("large", bytes(64 << 10), message_id=f"m{number}")
-    order = ("cluster", "reassign", "large", "--partition", 0, "--to", f"{leader},{other}")
-    begun = time.monotonic()
-    [told] = brokers.command(*order, "--no-wait")
-    assert told["message"] == "1 partition is being moved"
-    brokers.append("large", "while it moves")
-    told = brokers.command(*order)  # given again it shows how far it is
+        order = ("cluster", "reassign", "large", "--partition", 0, "--to", f"{leader},{other}")
+        begun = time.monotonic()
+        [told] = brokers.command(*order, "--no-wait")
+        assert told["message"] == "1 partition is being moved"
+        client.append("large", b"while it moves")  # by a command it could come after the move
+        told = brokers.command(*order)  # given again it shows how far it is
     took_s = time.monotonic() - begun
     assert_progress(told)
     assert any(line.get("records_to_copy") for line in told), "what is left of it is counted"

@@ -7,6 +7,7 @@ import signal
 import socket
 import ssl
 import time
+import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -512,3 +513,30 @@ async def test_nats_servers_with_tls_of_ones_own(papers, tmp_path, monkeypatch):
             await asyncio.to_thread(Server(nats={"servers": [url]}).start)
     finally:
         await child.stop()
+
+
+@pytest.mark.parametrize("has_authority", [False, True])
+def test_the_console_is_no_way_around_certificates(papers, has_authority):
+    """It works by TLS, and where only certificates keep strangers out, it asks for a login."""
+    certificate, key = papers.issue("127.0.0.1")
+    tls = {"certificate": str(certificate), "key": str(key)}
+    if has_authority:
+        tls["authority"] = str(papers.ca)
+
+    def page(url, **headers):
+        address = f"{url.http_url.replace('http:', 'https:')}/streams"
+        request = urllib.request.Request(address, headers=headers)
+        try:
+            with urllib.request.urlopen(request, context=papers.context(), timeout=60) as answer:
+                return answer.status, answer.headers["set-cookie"]
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    with Server(http_port=0, tls=tls) as url:
+        status, text = page(url)
+        assert status == (403 if has_authority else 200)
+        assert ("auth.enabled" if has_authority else "Secure") in text
+    token = "an-administrators-token-made-for-this-test"
+    with Server(http_port=0, tls=tls, auth={"enabled": True, "admin_token": token}) as url:
+        assert page(url, Authorization=f"Bearer {token}")[0] == 200
+        assert page(url, Authorization="Bearer wrong")[0] == 401

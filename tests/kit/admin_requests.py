@@ -5,7 +5,17 @@ Rule: a new command gets its body here, or the tests of the commands fail.
 
 from typing import Any, Final
 
-from strandline.api import access, admin, cluster, encryption, groups, local, quotas, transactions
+from strandline.api import (
+    access,
+    admin,
+    cluster,
+    encryption,
+    groups,
+    local,
+    monitoring,
+    quotas,
+    transactions,
+)
 from strandline.api.command import AdminCommand
 from strandline.api.wire import encode
 
@@ -76,6 +86,10 @@ _REQUESTS: Final[dict[AdminCommand[Any, Any], dict[str, Any] | None]] = {
     encryption.LIST_KEYS: None,
     encryption.ROTATE_KEYS: {"stream": MINE},
     local.LOCAL_FILES: {"stream": MINE},
+    monitoring.BROKER_STATUS: None,
+    monitoring.METRIC_HISTORY: None,
+    monitoring.LIST_EVENTS: None,
+    monitoring.LIST_CONNECTIONS: None,
 }
 
 BODIES: Final[dict[str, bytes]] = {

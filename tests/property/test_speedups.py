@@ -41,6 +41,93 @@ def test_ack_lines(operation, replies, sids, before, after, sequence):
         assert lines == expected
 
 
+protocol = st.lists(
+    st.sampled_from(
+        [b"PUB ", b"HPUB ", b"MSG ", b"HMSG ", b"pub ", b"SUB ", b"PUB\t", b"a ", b"b\t", b"1 ",
+         b"0 ", b"3 ", b"3", b"5", b"0", b"00003", b"\x0b", b"\xff ", b" ", b"\r", b"\n", b"\r\n",
+         b"abc\r\n", b"abc", b"PING\r\n", b"9999999999999999999 ", b"-1 ", b"_INBOX.x.1 "]
+    )
+    | st.sampled_from(
+        [b"PUB a 3\r\nabc\r\n", b"PUB a r 0\r\n\r\n", b"HPUB a r 2 3\r\nabc\r\n",
+         b"HPUB a 0 3\r\nabc\r\n", b"MSG a 1 3\r\nabc\r\n", b"MSG a 2 r 3\r\nabc\r\n",
+         b"HMSG b 2 r 3 3\r\nabc\r\n", b"PUB b 3\r\nabc\r\n"]
+    )
+    | st.binary(max_size=3),
+    max_size=20,
+).map(b"".join)  # fmt: skip
+WHOLE = b"PUB a 3\r\nabc\r\nHPUB b r 2 3\r\nabc\r\nPUB a x 0\r\n\r\n"
+
+
+@given(
+    protocol,
+    st.integers(0, 12),
+    st.booleans(),
+    st.integers(0, 40),
+    st.sampled_from([0, 3, 5, 2**62 - 1]),
+    st.integers(0, 6),
+)
+@example(WHOLE, 0, True, 40, 3, 6)
+@example(b"PUB a 3\r\nabc", 0, True, 40, 3, 6)
+@example(b"PUB a 3\r\nabc\r", 0, True, 40, 3, 6)
+@example(b"MSG a 1 x y 3\r\nabc\r\n", 0, False, 40, 3, 6)
+@example(b"PUB a 3\r\nabc\r\n", 99, True, 40, 3, 6)
+def test_split_messages(data, position, is_published, line_max, payload_max, count_max):
+    """The same messages up to the same place, for every beginning of the bytes."""
+    limits = {"line_max": line_max, "payload_max": payload_max, "count_max": count_max}
+    for end in {len(data), *range(min(len(data), 60))}:
+        expected, found = [], []
+        stopped = pure.split_messages(
+            data[:end], position, expected, is_published=is_published, **limits
+        )
+        assert stopped == compiled.split_messages(
+            data[:end], position, found, is_published=is_published, **limits
+        )
+        assert found == expected
+
+
+numbers = st.integers(-1, LONG_MAX) | st.sampled_from([9, 10, 99])
+rows = st.lists(st.tuples(sequences, numbers, words, words), max_size=9)
+
+
+@given(
+    st.tuples(words, words),
+    st.lists(words, min_size=1, max_size=3),
+    st.lists(words, min_size=1, max_size=3),
+    rows,
+    sequences,
+    st.integers(0, 20),
+)
+def test_delivery_frames(operations, lefts, rights, rows, first, pending):
+    """Frames are the same bytes, with headers and without, to one receiver and to several."""
+    columns = tuple(map(list, zip(*rows, strict=True))) or ([], [], [], [])
+    rest = {"columns": columns, "first": first, "pending": pending}
+    expected = outcome(pure.delivery_frames, operations, lefts, rights, **rest)
+    assert outcome(compiled.delivery_frames, operations, lefts, rights, **rest) == expected
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"operations": (b"a",)},
+        {"lefts": []},
+        {"rights": []},
+        {"lefts": ["x"]},
+        {"columns": ([1], [1], [b""], [])},
+        {"columns": ([1], [1], [b""])},
+        {"columns": ([1], [1], [b""], ["x"])},
+        {"columns": ([1], ["x"], [b""], [b""])},
+    ],
+)
+def test_malformed_deliveries_are_errors(changed):
+    """Whatever is wrong with them; nothing is read or written beyond what is there."""
+    good = {"operations": (b"a", b"b"), "lefts": [b"l"], "rights": [b"r"]}
+    good |= {"columns": ([1], [1], [b""], [b""]), "first": 1, "pending": 0}
+    assert compiled.delivery_frames(**good) == pure.delivery_frames(**good)
+    for function in (pure.delivery_frames, compiled.delivery_frames):
+        with pytest.raises((IndexError, OverflowError, TypeError, ValueError, ZeroDivisionError)):
+            function(**{**good, **changed})
+
+
 @pytest.mark.parametrize("bad", [None, "text", 1, [1], ["text"]])
 def test_arguments_of_other_types_are_errors(bad):
     """What is not of the types that a function takes raises; it never crashes."""
@@ -55,3 +142,11 @@ def test_arguments_of_other_types_are_errors(bad):
             compiled.ack_lines(*good, **{**around, name: bad})
     with pytest.raises((TypeError, OverflowError)):
         compiled.ack_lines(*good, **{**around, "sequence": 2**64})
+    limits = {"line_max": 9, "payload_max": 9, "count_max": 9}
+    with pytest.raises(TypeError):
+        compiled.split_messages(bad, 0, [], is_published=True, **limits)
+    if not isinstance(bad, list):
+        with pytest.raises(TypeError):
+            compiled.split_messages(b"PUB a 0\r\n\r\n", 0, bad, is_published=True, **limits)
+    with pytest.raises(IndexError):
+        compiled.split_messages(b"", -1, [], is_published=True, **limits)

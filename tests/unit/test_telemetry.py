@@ -35,7 +35,7 @@ def test_every_metric_has_a_sentence_of_help():
 
 
 def test_two_brokers_do_not_mix_their_figures():
-    """Each instance has its own registry."""
+    """Each instance renders its own figures."""
     first, second = Telemetry(), Telemetry()
     first.group_commits += 3
     assert families(first)["strandline_group_commits"].samples[0].value == 3

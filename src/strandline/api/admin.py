@@ -2,8 +2,8 @@
 
 Other modules declare the commands of one area each: ``cluster`` (operating a cluster),
 ``transactions``, ``encryption`` (encrypted streams), ``local`` (readers on the same machine),
-``groups`` (consumer groups), ``access`` (access control) and ``quotas``. ``commands`` has the table
-of all.
+``groups`` (consumer groups), ``access`` (access control), ``quotas`` and ``monitoring``.
+``commands`` has the table of all.
 
 Rules: bodies and results are JSON. Unknown fields are rejected in a request and ignored in an
 answer.

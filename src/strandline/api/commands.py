@@ -6,10 +6,30 @@ same name in ``servers/flight``. docs/architecture.md says how to add one.
 
 from typing import Any, Final
 
-from strandline.api import access, admin, cluster, encryption, groups, local, quotas, transactions
+from strandline.api import (
+    access,
+    admin,
+    cluster,
+    encryption,
+    groups,
+    local,
+    monitoring,
+    quotas,
+    transactions,
+)
 from strandline.api.command import AdminCommand
 
-_AREAS: Final = (admin, local, cluster, encryption, transactions, groups, access, quotas)
+_AREAS: Final = (
+    admin,
+    local,
+    cluster,
+    encryption,
+    transactions,
+    groups,
+    access,
+    quotas,
+    monitoring,
+)
 COMMANDS: Final[dict[str, AdminCommand[Any, Any]]] = {
     declared.name: declared
     for area in _AREAS

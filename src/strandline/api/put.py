@@ -17,8 +17,8 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from strandline import arrow_compute as pc
 from strandline.api.status import ErrorBody
 from strandline.api.wire import Count, Name, PartitionNumber, WireAnswer, WireMessage
 from strandline.config import Acks

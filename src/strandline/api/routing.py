@@ -13,8 +13,8 @@ the number of partitions, as for publishes through NATS, so both agree. Pure.
 from collections.abc import Callable
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from strandline import arrow_compute as pc
 from strandline.config import StreamConfig
 from strandline.record.partitioner import partition_of
 

@@ -17,6 +17,7 @@ from strandline.broker.maintenance.cleaner import Cleaner
 from strandline.broker.maintenance.corruption import CorruptionReports
 from strandline.broker.maintenance.reclaimer import SpaceReclaimer
 from strandline.broker.maintenance.scrubber import Scrubber
+from strandline.broker.monitor import BrokerMonitor
 from strandline.broker.routing import RouteTable
 from strandline.broker.stream import Stream
 from strandline.broker.stream_keys import StreamKeys
@@ -45,7 +46,7 @@ from strandline.storage.mapped_segments import MAPPED_SEGMENTS
 from strandline.storage.recovery import Recovered
 from strandline.storage.reserve import Reserve
 from strandline.telemetry import Telemetry
-from strandline.types import LogId
+from strandline.types import BrokerId, LogId
 
 logger = logging.getLogger(__name__)
 
@@ -147,6 +148,8 @@ class BrokerBase(ABC):
             telemetry=self.telemetry,
             interval_ms=self.config.cleaner_interval_ms,
         )
+
+        self.monitor = BrokerMonitor(self)
 
     async def _unmap_idle(self) -> None:
         """Unmap segments that nobody reads, until cancelled."""
@@ -316,6 +319,11 @@ class BrokerBase(ABC):
     def is_controller(self) -> bool:
         """Whether this broker is the controller."""
         return True
+
+    @property
+    def controller(self) -> BrokerId | None:
+        """The controller; None while there is none, and for a broker alone."""
+        return None
 
     @property
     def flight_address(self) -> str:

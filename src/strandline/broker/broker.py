@@ -92,6 +92,7 @@ class Broker(BrokerBase):
         self._spawn(self._checkpoints.run(), "checkpoints")
         self._spawn(self._cleaner.run(), "cleaner")
         self._spawn(self._unmap_idle(), "unmap-idle")
+        self._spawn(self.monitor.run(), "monitor")
         if self.config.scrub_bytes_per_s:
             self._spawn(self._scrubber.run(), "scrubber")
         self._count_streams()

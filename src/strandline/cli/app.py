@@ -1,5 +1,6 @@
 """The command line's root: registers all commands."""
 
+import json
 import re
 from typing import Annotated, Any, cast
 
@@ -12,6 +13,7 @@ from strandline.cli import (
     cluster,
     demo,
     dev,
+    doctor,
     encryption,
     group,
     inspect,
@@ -23,6 +25,7 @@ from strandline.cli import (
     serve,
     stream,
     token,
+    top,
 )
 from strandline.cli.output import (
     OutputFormat,
@@ -56,7 +59,6 @@ class Commands(TyperGroup):
 
 
 app = typer.Typer(
-    add_completion=False,
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=examples(
@@ -83,6 +85,27 @@ def version(*, output: OutputOption = OutputFormat.text) -> None:
     print_done(f"strandline {__version__} ({kind})", body, output=output)
 
 
+@reports_errors
+def schema(
+    *,
+    command: Annotated[
+        list[str], typer.Argument(metavar="COMMAND", help="The command, such as stream list.")
+    ],
+    output: OutputOption = OutputFormat.text,
+) -> None:
+    """Print the JSON Schema of what a command prints with --output json.
+
+    Each line of the command's standard output fits it.
+    """
+    from strandline.cli.documents import DOCUMENTS, schema_of
+
+    name = " ".join(command)
+    if name not in DOCUMENTS:
+        raise InvalidRequestError(f"{name!r} is no command; see 'strandline --help'")
+    found = schema_of(name)
+    print_done(json.dumps(found, indent=2), found, output=output)
+
+
 def _version_asked(is_asked: bool) -> None:
     if is_asked:
         version()
@@ -104,6 +127,7 @@ def options(
 
 app.command(epilog=serve.EPILOG)(serve.serve)
 app.command(epilog=dev.EPILOG)(dev.dev)
+app.command(epilog=doctor.EPILOG)(doctor.doctor)
 app.command(epilog=liftbridge.EPILOG)(liftbridge.liftbridge)
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(stream.app, name="stream")
@@ -114,8 +138,12 @@ app.add_typer(token.app, name="token")
 app.add_typer(quota.app, name="quota")
 app.command(epilog=publish.EPILOG)(publish.publish)
 app.command(epilog=read.EPILOG)(read.read)
+app.command(epilog=top.EPILOG)(top.top)
 app.command(epilog=inspect.EPILOG)(inspect.inspect)
 app.add_typer(bench.app, name="bench")
 app.add_typer(pipeline.app, name="pipeline")
 app.command(epilog=demo.EPILOG)(demo.demo)
+app.command(epilog=examples("strandline schema stream list", "strandline schema read -o json"))(
+    schema
+)
 app.command(epilog=examples("strandline version"))(version)

@@ -2,11 +2,13 @@
 
 import contextlib
 import json
+import queue
+import signal
 import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -16,6 +18,7 @@ from strandline.cli.output import (
     OutputOption,
     examples,
     note,
+    print_done,
     print_json,
     print_line,
     reports_errors,
@@ -54,8 +57,8 @@ def dev(
     """Run a cluster of brokers on this machine until Ctrl-C.
 
     Each broker is a process with a settings file of its own; a line shows its addresses once it
-    listens. A broker that you kill stays down until you start it again with 'strandline serve
-    --config FILE'.
+    listens, and another one says so if it ends. A broker that you kill stays down until you start
+    it again with 'strandline serve --config FILE'.
     """
     members = with_ports([ClusterMember(n, "127.0.0.1") for n in range(1, nodes + 1)], port_base)
     make_private_directory(data_dir)
@@ -78,10 +81,12 @@ def dev(
         threading.Thread(target=_pass_log_on, args=(number, broker), daemon=True).start()
     try:
         with interrupted_by_sigterm():
-            for number, broker in enumerate(brokers, 1):
-                _print_ready(number, broker, output)
-            for broker in brokers:
-                broker.wait()
+            ready = [
+                _print_ready(number, broker, output) for number, broker in enumerate(brokers, 1)
+            ]
+            if output is OutputFormat.text:
+                _print_exports(ready)
+            _report_exits(brokers, files, output)
     except KeyboardInterrupt:
         note("stopping")
     finally:
@@ -108,8 +113,52 @@ def _pass_log_on(number: int, broker: "subprocess.Popen[str]") -> None:
         note(f"broker {number}: {line.rstrip()}")
 
 
-def _print_ready(number: int, broker: "subprocess.Popen[str]", output: OutputFormat) -> None:
-    """Print a broker's addresses once it listens.
+def _print_exports(ready: list[dict[str, Any]]) -> None:
+    """Print the variables that other commands and clients take the addresses from."""
+    hosts = [bracketed(each["host"]) for each in ready]
+    flight = [f"{host}:{each['flight_port']}" for host, each in zip(hosts, ready, strict=True)]
+    nats = [f"nats://{host}:{each['nats_port']}" for host, each in zip(hosts, ready, strict=True)]
+    print_line("In another terminal:")
+    print_line(f"  export STRANDLINE_SERVER={','.join(flight)}")
+    print_line(f"  export NATS_URL={','.join(nats)}")
+
+
+def _report_exits(
+    brokers: "list[subprocess.Popen[str]]", files: list[Path], output: OutputFormat
+) -> None:
+    """Report each broker that ends by itself or is killed; return when none is left.
+
+    Raises:
+        UnavailableError: none is left.
+    """
+    exits: queue.Queue[tuple[int, int]] = queue.Queue()
+
+    def wait(number: int, broker: "subprocess.Popen[str]") -> None:
+        exits.put((number, broker.wait()))
+
+    for number, broker in enumerate(brokers, 1):
+        threading.Thread(target=wait, args=(number, broker), daemon=True).start()
+    for _ in brokers:
+        number, code = exits.get()
+        file = files[number - 1]
+        ended = {"event": "exited", "broker": number, "code": code, "config": str(file)}
+        print_done(
+            f"broker {number} {_ending(code)}; start it again with: "
+            f"strandline serve --config {file}",
+            ended,
+            output=output,
+        )
+    raise UnavailableError("no broker is running any more; see their logs above")
+
+
+def _ending(code: int) -> str:
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+
+
+def _print_ready(
+    number: int, broker: "subprocess.Popen[str]", output: OutputFormat
+) -> dict[str, Any]:
+    """Print a broker's addresses once it listens; return its ready line.
 
     Raises:
         UnavailableError: it ended instead.
@@ -117,7 +166,7 @@ def _print_ready(number: int, broker: "subprocess.Popen[str]", output: OutputFor
     assert broker.stdout is not None, "piped"
     for line in broker.stdout:
         with contextlib.suppress(ValueError):
-            ready = json.loads(line)
+            ready: dict[str, Any] = json.loads(line)
             if output is OutputFormat.json:
                 print_json(ready)
             else:
@@ -128,7 +177,7 @@ def _print_ready(number: int, broker: "subprocess.Popen[str]", output: OutputFor
                     f"web http://{host}:{ready['http_port']}/  pid {ready['pid']}"
                 )
             threading.Thread(target=broker.stdout.read, daemon=True).start()
-            return
+            return ready
     raise UnavailableError(f"broker {number} exited with code {broker.wait()}; see its log above")
 
 

@@ -17,6 +17,7 @@ from strandline.cli.output import (
     progress,
     reports_errors,
 )
+from strandline.cli.parsing import size_text
 from strandline.errors import CorruptBatchError, InvalidRequestError, UnavailableError
 
 if TYPE_CHECKING:
@@ -147,8 +148,10 @@ def _print_reports(reports: "list[FileReport]", root: Path, names: Mapping[str, 
         facts = "  ".join(f"{key}={value}" for key, value in report.facts.items())
         partition = names.get(report.file.parent.name, "")
         file = str(report.file.relative_to(root))
-        rows.append((file, report.kind, partition, report.size_bytes, _state(report), facts))
-    print_table(("file", "kind", "partition", "#bytes", "state", "facts"), rows)
+        rows.append(
+            (file, report.kind, partition, size_text(report.size_bytes), _state(report), facts)
+        )
+    print_table(("file", "kind", "partition", "#size", "state", "facts"), rows)
     findings = [finding for report in reports for finding in report.findings]
     if findings:
         print_line("")

@@ -1,4 +1,4 @@
-"""Parsing of sizes, durations and offsets.
+"""Parsing and formatting of sizes and durations, and parsing of offsets.
 
 Rules: pure; an invalid value raises ``typer.BadParameter``, which is a usage error.
 """
@@ -34,6 +34,45 @@ def parse_size(text: str | int) -> int:
 def parse_duration(text: str | int) -> int:
     """Parse a duration to milliseconds: ``500ms``, ``30s``, ``7d``; the default unit is ms."""
     return _scaled(str(text), {"": 1, **DURATION_UNITS}, "a duration such as 7d, 12h or 30s")
+
+
+def size_text(size: int) -> str:
+    """Format a size in bytes: ``64MiB`` if it is a round one, else ``1.4GiB`` to one digit."""
+    for letter in "TGMK":
+        unit = SIZE_UNITS[f"{letter}iB"]
+        if size >= unit:
+            whole, rest = divmod(size, unit)
+            return f"{whole if rest == 0 else format(size / unit, '.1f')}{letter}iB"
+    return f"{size}B"
+
+
+def exact_size_text(size: int) -> str:
+    """Format a size exactly, in the largest unit that divides it: ``1536MiB``, ``1000B``."""
+    for letter in "TGMK":
+        unit = SIZE_UNITS[f"{letter}iB"]
+        if size and size % unit == 0:
+            return f"{size // unit}{letter}iB"
+    return f"{size}B" if size else "0"
+
+
+def duration_text(duration_ms: int) -> str:
+    """Format a duration exactly, in the largest unit that divides it: ``7d``, ``90s``, ``1500ms``.
+
+    ``parse_duration`` reads it back, as ``parse_size`` does an exact size.
+    """
+    for unit in ("d", "h", "min", "s"):
+        if duration_ms and duration_ms % DURATION_UNITS[unit] == 0:
+            return f"{duration_ms // DURATION_UNITS[unit]}{unit}"
+    return f"{duration_ms}ms" if duration_ms else "0"
+
+
+def setting_text(name: str, value: object) -> object:
+    """Return a setting as people write it: sizes and durations, by the unit in its name."""
+    if isinstance(value, int) and name.endswith("_bytes"):
+        return exact_size_text(value)
+    if isinstance(value, int) and name.endswith("_ms"):
+        return duration_text(value)
+    return value
 
 
 def parse_offset(text: str, now: datetime | None = None) -> OffsetSpec:

@@ -14,7 +14,7 @@ from strandline.cli.output import (
     print_list,
     reports_errors,
 )
-from strandline.cli.parsing import parse_size
+from strandline.cli.parsing import exact_size_text, parse_size
 
 PrincipalArgument = Annotated[
     str, typer.Argument(metavar="PRINCIPAL", help="Name of the principal, as in rules and tokens.")
@@ -76,16 +76,20 @@ def list_quotas(
         found = client.quotas.list()
     print_list(
         found,
-        ("principal", "#publish bytes/s", "#read bytes/s", "#requests/s", "#connections"),
+        ("principal", "#publish/s", "#read/s", "#requests/s", "#connections"),
         lambda each: (
             each.principal,
-            each.publish_bytes_per_s or "-",
-            each.read_bytes_per_s or "-",
+            _rate(each.publish_bytes_per_s),
+            _rate(each.read_bytes_per_s),
             each.requests_per_s or "-",
             each.connections or "-",
         ),
         output=output,
     )
+
+
+def _rate(limit: int) -> str:
+    return exact_size_text(limit) if limit else "-"
 
 
 @app.command(epilog=examples("strandline quota remove shop"))

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -15,6 +15,7 @@ from strandline.cli.output import (
     OutputOption,
     ServerOption,
     examples,
+    logged_to_stderr,
     print_json,
     print_line,
     progress,
@@ -22,6 +23,9 @@ from strandline.cli.output import (
 )
 from strandline.cli.parsing import parse_offset
 from strandline.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from strandline.client.client import Client
 
 EPILOG = examples(
     "strandline read orders                            # all of it, oldest first",
@@ -33,6 +37,8 @@ EPILOG = examples(
     "strandline read orders --replica this -s 127.0.0.1:9410   # the replica of that broker",
 )
 VALUE_CHARACTERS = 120
+RECONNECT_S = 24 * 3600.0
+"""How long --follow waits for brokers that do not answer."""
 
 
 class RecordFormat(StrEnum):
@@ -95,7 +101,8 @@ def read(
 ) -> None:
     """Print records, oldest first within each partition.
 
-    The broker looks up offsets, selects columns and filters; only matching data is transferred.
+    The broker looks up offsets and filters; only matching records are transferred. --follow
+    continues when a broker that was restarted is back.
     """
     import strandline
     from strandline.client.reader.compacted_view import compacted_view
@@ -113,22 +120,48 @@ def read(
     with strandline.connect(server) as client:
         if latest:
             table = compacted_view(client, stream, columns=wanted, subject=subject, replica=replica)
-            _print_all(table.to_batches(), record_format)
+            _print_all(_rows_of(table.to_batches()), record_format)
+            return
+        options: dict[str, Any] = {"subject": subject, "records_max": limit, "replica": replica}
+        if follow:
+            with logged_to_stderr(output):
+                records = _followed(
+                    client,
+                    stream,
+                    columns=wanted,
+                    partition=partition,
+                    start=first,
+                    stop=end,
+                    **options,
+                )
+                _print_all(records, record_format)
             return
         batches: Iterable[Any] = client.read(
-            stream,
-            partition=partition,
-            start=first,
-            stop=end,
-            follow=follow,
-            columns=wanted,
-            subject=subject,
-            records_max=limit,
-            replica=replica,
+            stream, partition=partition, start=first, stop=end, columns=wanted, **options
         )
-        if not follow and sys.stderr.isatty() and not sys.stdout.isatty():
+        if sys.stderr.isatty() and not sys.stdout.isatty():
             batches = _watched(batches)
-        _print_all(batches, record_format)
+        _print_all(_rows_of(batches), record_format)
+
+
+def _followed(
+    client: "Client",
+    stream: str,
+    *,
+    columns: list[str] | None,
+    partition: int | None,
+    **options: Any,
+) -> Iterator[Record]:
+    """Yield records as they are stored, also across restarts of brokers."""
+    # The broker checks the columns, and says which there are by default.
+    names = client.read(stream, partition=partition, columns=columns, records_max=0).schema.names
+    with client.subscribe(
+        stream, partition=partition, reconnect_timeout_s=RECONNECT_S, **options
+    ) as records:
+        for record in records:
+            row = record._asdict()
+            row["timestamp"] = _time_text(record.timestamp_ns)
+            yield {name: row[name] for name in names}
 
 
 def _watched(batches: Iterable[Any]) -> Iterator[Any]:
@@ -139,11 +172,15 @@ def _watched(batches: Iterable[Any]) -> Iterator[Any]:
             advance(batch.num_rows)
 
 
-def _print_all(batches: Iterable[Any], record_format: RecordFormat) -> None:
-    printer = PRINTERS[record_format]
+def _rows_of(batches: Iterable[Any]) -> Iterator[Record]:
     for batch in batches:
-        for record in rows(batch):
-            printer(record)
+        yield from rows(batch)
+
+
+def _print_all(records: Iterable[Record], record_format: RecordFormat) -> None:
+    printer = PRINTERS[record_format]
+    for record in records:
+        printer(record)
 
 
 def rows(batch: Any) -> list[Record]:

@@ -21,7 +21,7 @@ from strandline.cli.output import (
     print_table,
     reports_errors,
 )
-from strandline.cli.parsing import parse_duration, parse_size
+from strandline.cli.parsing import parse_duration, parse_size, setting_text, size_text
 from strandline.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -204,12 +204,13 @@ def list_streams(
         return
     print_list(
         infos,
-        ("name", "subject", "#partitions", "#records", "acks"),
+        ("name", "subject", "#partitions", "#records", "#size", "acks"),
         lambda info: (
             info.name,
             info.subject,
             len(info.partitions),
             sum(part.records for part in info.partitions),
+            size_text(sum(part.size_bytes for part in info.partitions)),
             info.config.acks,
         ),
         output=output,
@@ -263,18 +264,21 @@ def _print_info(found: "StreamInfo") -> None:
     print_line("")
     print_table(
         ("setting", "value"),
-        [(key, str(getattr(found.config, key))) for key in found.config.__struct_fields__],
+        [
+            (key, setting_text(key, getattr(found.config, key)))
+            for key in found.config.__struct_fields__
+        ],
     )
     print_line("")
     print_table(
-        ("#partition", "#log start offset", "#high watermark", "#log end offset", "#bytes"),
+        ("#partition", "#log start offset", "#high watermark", "#log end offset", "#size"),
         [
             (
                 part.partition,
                 part.log_start_offset,
                 part.high_watermark,
                 part.log_end_offset,
-                part.size_bytes,
+                size_text(part.size_bytes),
             )
             for part in found.partitions
         ],

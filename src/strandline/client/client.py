@@ -127,6 +127,11 @@ class Client(StreamAdminCalls, ReadCalls, TransactionalClient, ClosesOnExit):
         return info
 
     @property
+    def brokers(self) -> ClusterClient:
+        """Return the brokers, to run a command of the admin API at one, or at all of them."""
+        return self._known
+
+    @property
     def _known(self) -> ClusterClient:
         """Return the brokers, after finding out whether this is a cluster."""
         if self._server is None:

@@ -9,6 +9,7 @@ Rule: a change that may have happened is never sent again. Safe to use from seve
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import msgspec
@@ -237,6 +238,42 @@ class ClusterClient:
             return error.is_rejection or type(error) is UnavailableError
         # A new stream is not known everywhere yet.
         return is_passing(error) or isinstance(error, UnknownStreamError)
+
+    # Every broker
+
+    def ask_all(
+        self, command: AdminCommand[Q, A], request: Q, *, timeout_s: float = ATTEMPT_S
+    ) -> dict[str, list[A] | StrandlineError]:
+        """Run a query at every broker in service, at the same time; return answers by address.
+
+        Args:
+            command: the query.
+            request: its request.
+            timeout_s: how long to wait for each broker.
+
+        Returns:
+            The results of each broker, or the error of one that did not answer.
+
+        Raises:
+            StrandlineError: no broker answers at all.
+        """
+        self.server_info()
+        call = _action(command, request)
+        addresses = self.metadata.brokers or (self.home,)
+
+        def attempt(address: str) -> list[A] | StrandlineError:
+            connection = self.connection(address)
+            try:
+                return call(connection, timeout_s)
+            except StrandlineError as error:
+                if error.is_connection_loss:
+                    connection.reset()
+                return error
+
+        if len(addresses) == 1:
+            return {addresses[0]: attempt(addresses[0])}
+        with ThreadPoolExecutor(len(addresses), thread_name_prefix="ask-all") as threads:
+            return dict(zip(addresses, threads.map(attempt, addresses), strict=True))
 
     # Leaders
 

@@ -63,7 +63,7 @@ class BrokerApp:
         self.broker = kind(config, disk=disk, clock=clock, master_keys=keys)
         metering = Metering(self.broker)
         self._flight = FlightFrontEnd(self.broker, config, metering)
-        self._http = HttpFrontEnd(self.broker, config)
+        self._http = HttpFrontEnd(self.broker, config, lambda: self._flight.port)
         self._forwarder = forwarder = _forwarder(self.broker)
         self._nats = None
         if with_nats:

@@ -5,8 +5,8 @@ that passes whole is passed on without a copy.
 """
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from strandline import arrow_compute as pc
 from strandline.api.tickets import ReadRequest
 from strandline.record.schema import TIMESTAMP_TYPE
 from strandline.record.subjects import subject_matches

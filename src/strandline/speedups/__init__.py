@@ -16,13 +16,18 @@ IS_COMPILED = False
 """Whether the compiled functions are used."""
 
 ack_lines = pure.ack_lines
+delivery_frames = pure.delivery_frames
+split_messages = pure.split_messages
 
 if not os.environ.get("STRANDLINE_PURE_PYTHON"):
     try:
         # By name: linters and type checkers see no module where there is no Python file.
         _compiled = importlib.import_module("strandline.speedups._compiled")
-    except ImportError:
-        pass  # installed without a compiler
-    else:
+        ack_lines, delivery_frames, split_messages = (
+            _compiled.ack_lines,
+            _compiled.delivery_frames,
+            _compiled.split_messages,
+        )
         IS_COMPILED = True
-        ack_lines = _compiled.ack_lines
+    except (ImportError, AttributeError):
+        pass  # installed without a compiler, or built before one of them was added

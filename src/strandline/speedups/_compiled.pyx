@@ -7,7 +7,7 @@ types than ``pure`` names raise TypeError.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from libc.string cimport memcpy
+from libc.string cimport memcmp, memcpy
 
 
 cdef Py_ssize_t _put(bytes target, Py_ssize_t at, bytes piece) except -1:
@@ -17,6 +17,23 @@ cdef Py_ssize_t _put(bytes target, Py_ssize_t at, bytes piece) except -1:
         raise IndexError("a piece does not fit")
     memcpy(PyBytes_AS_STRING(target) + at, PyBytes_AS_STRING(piece), size)
     return at + size
+
+
+cdef bytes _cut(bytes data, Py_ssize_t start, Py_ssize_t stop):
+    """Copy a part."""
+    if not 0 <= start <= stop <= len(data):
+        raise IndexError("no such part")
+    return PyBytes_FromStringAndSize(PyBytes_AS_STRING(data) + start, stop - start)
+
+
+cdef bint _is_at(bytes data, Py_ssize_t start, Py_ssize_t stop, bytes piece) except -1:
+    """Return whether a part is equal to a piece."""
+    if not 0 <= start <= stop <= len(data):
+        raise IndexError("no such part")
+    cdef Py_ssize_t size = stop - start
+    return size == len(piece) and not memcmp(
+        PyBytes_AS_STRING(data) + start, PyBytes_AS_STRING(piece), size
+    )
 
 
 cdef Py_ssize_t _put_number(bytes target, Py_ssize_t at, long long number) except -1:
@@ -90,3 +107,176 @@ def ack_lines(
         at = _put_number(lines, at, sequence + number)
         at = _put(lines, _put(lines, at, after), b"\r\n")
     return lines
+
+
+cdef enum:
+    WORDS_MAX = 5  # subject, sid, reply, header size, size
+    DIGITS_MAX = 19
+
+
+cdef struct Words:
+    Py_ssize_t count
+    Py_ssize_t start[WORDS_MAX]
+    Py_ssize_t stop[WORDS_MAX]
+
+
+cdef Py_ssize_t _line_end(bytes data, Py_ssize_t position, Py_ssize_t line_max) except -2:
+    """Return where a line that begins at a position ends; -1: not within the limit."""
+    cdef Py_ssize_t last = min(len(data) - 2, position + line_max)
+    while position <= last:
+        if data[position] == 13 and data[position + 1] == 10:
+            return position
+        position += 1
+    return -1
+
+
+cdef int _split_line(bytes data, Py_ssize_t position, Py_ssize_t stop, Words *words) except -1:
+    """Find the words between two positions, as ``bytes.split`` does; 0: there are too many."""
+    cdef unsigned char byte
+    cdef bint is_within = False
+    words.count = 0
+    while position < stop:
+        byte = data[position]
+        if byte == 32 or 9 <= byte <= 13:
+            if is_within:
+                words.stop[words.count - 1] = position
+                is_within = False
+        elif not is_within:
+            if words.count == WORDS_MAX:
+                return 0
+            words.start[words.count] = position
+            words.count += 1
+            is_within = True
+        position += 1
+    if is_within:
+        words.stop[words.count - 1] = stop
+    return 1
+
+
+cdef long long _number(bytes data, Py_ssize_t start, Py_ssize_t stop) except -2:
+    """Return the number that a word is; -1: it is none, or too long."""
+    cdef long long number = 0
+    if not 0 < stop - start < DIGITS_MAX:
+        return -1
+    while start < stop:
+        if not 48 <= data[start] <= 57:
+            return -1
+        number = number * 10 + (data[start] - 48)
+        start += 1
+    return number
+
+
+def split_messages(
+    bytes data not None,
+    Py_ssize_t position,
+    list messages not None,
+    *,
+    bint is_published,
+    Py_ssize_t line_max,
+    long long payload_max,
+    Py_ssize_t count_max,
+):
+    cdef Py_ssize_t end = len(data), line_end, start, stop, split, extra, last
+    cdef Py_ssize_t words_min = 2 if is_published else 3
+    cdef bytes plain = b"PUB " if is_published else b"MSG "
+    cdef bytes with_headers = b"HPUB " if is_published else b"HMSG "
+    cdef bytes subject = None, sid = b"", reply, block
+    cdef long long size, header_size
+    cdef bint has_headers
+    cdef Words words
+    if position < 0:
+        raise IndexError("no such position")
+    while position < end and len(messages) < count_max:
+        line_end = _line_end(data, position, line_max)
+        if line_end < 0:
+            break
+        has_headers = False
+        if line_end - position >= 4 and _is_at(data, position, position + 4, plain):
+            start = position + 4
+        elif line_end - position >= 5 and _is_at(data, position, position + 5, with_headers):
+            start = position + 5
+            has_headers = True
+        else:
+            break
+        if not _split_line(data, start, line_end, &words):
+            break
+        extra = words.count - words_min - has_headers
+        if not 0 <= extra <= 1:
+            break
+        last = words.count - 1
+        size = _number(data, words.start[last], words.stop[last])
+        header_size = 0
+        if has_headers:
+            header_size = _number(data, words.start[last - 1], words.stop[last - 1])
+        start = line_end + 2
+        if not 0 <= header_size <= size <= payload_max or size > end - start - 2:
+            break
+        stop = start + <Py_ssize_t> size
+        if data[stop] != 13 or data[stop + 1] != 10:
+            break
+        # Most messages have the subject and the sid of the one before: one object does for all.
+        if subject is None or not _is_at(data, words.start[0], words.stop[0], subject):
+            subject = _cut(data, words.start[0], words.stop[0])
+        if not is_published and not _is_at(data, words.start[1], words.stop[1], sid):
+            sid = _cut(data, words.start[1], words.stop[1])
+        last -= 1 + has_headers
+        reply = _cut(data, words.start[last], words.stop[last]) if extra else None
+        split = start + <Py_ssize_t> header_size
+        block = _cut(data, start, split) if header_size else None
+        messages.append((subject, sid, reply, block, _cut(data, split, stop)))
+        position = stop + 2
+    return position
+
+
+def delivery_frames(
+    tuple operations not None,
+    lefts not None,
+    rights not None,
+    *,
+    tuple columns not None,
+    long long first,
+    long long pending,
+):
+    cdef bytes plain, with_headers
+    plain, with_headers = operations
+    # Tuples cannot change between the two walks, of which the first finds out the size.
+    cdef tuple before = tuple(lefts)
+    cdef tuple after = tuple(rights)
+    cdef tuple sequences, times, blocks, payloads
+    sequences, times, blocks, payloads = [tuple(column) for column in columns]
+    cdef Py_ssize_t count = len(sequences)
+    cdef Py_ssize_t number, at = 0, size = 0, whole
+    cdef long long sequence, time_ns, left
+    cdef bytes frames, block, payload, head, tail
+    if not len(times) == len(blocks) == len(payloads) == count:
+        raise ValueError("columns of different lengths")
+    if count and not (before and after):
+        raise ZeroDivisionError("nothing to take in turns")
+    for number in range(count):
+        head, tail = before[number % len(before)], after[number % len(after)]
+        block, payload = blocks[number], payloads[number]
+        sequence, time_ns = sequences[number], max(0, <long long> times[number])
+        left = max(0, pending - number)
+        whole = len(block) + len(payload)
+        if block:
+            size += len(with_headers) + 1 + _digits(len(block))
+        else:
+            size += len(plain)
+        size += len(head) + _digits(sequence) + _digits(first + number) + _digits(time_ns)
+        size += _digits(left) + len(tail) + _digits(whole) + whole + len(b"... \r\n\r\n")
+    frames = PyBytes_FromStringAndSize(NULL, size)
+    for number in range(count):
+        block, payload = blocks[number], payloads[number]
+        head, tail = before[number % len(before)], after[number % len(after)]
+        sequence, time_ns = sequences[number], max(0, <long long> times[number])
+        at = _put(frames, _put(frames, at, with_headers if block else plain), head)
+        at = _put(frames, _put_number(frames, at, sequence), b".")
+        at = _put(frames, _put_number(frames, at, first + number), b".")
+        at = _put(frames, _put_number(frames, at, time_ns), b".")
+        at = _put_number(frames, at, max(0, pending - number))
+        at = _put(frames, _put(frames, at, tail), b" ")
+        if block:
+            at = _put(frames, _put_number(frames, at, len(block)), b" ")
+        at = _put(frames, _put_number(frames, at, len(block) + len(payload)), b"\r\n")
+        at = _put(frames, _put(frames, _put(frames, at, block), payload), b"\r\n")
+    return frames

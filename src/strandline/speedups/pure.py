@@ -1,6 +1,10 @@
 """The functions in plain Python, and what each of them is for."""
 
 from collections.abc import Sequence
+from typing import Any, Final
+
+DIGITS_MAX: Final = 19
+"""Numbers with as many digits are not read: they are above any limit."""
 
 
 def ack_lines(
@@ -33,3 +37,103 @@ def ack_lines(
             payload = b"%b%d%b" % (before, sequence + number, after)
             lines.append(b"%b%b %d\r\n%b\r\n" % (operation, to, len(payload), payload))
     return b"".join(lines)
+
+
+def split_messages(
+    data: bytes,
+    position: int,
+    messages: list[Any],
+    *,
+    is_published: bool,
+    line_max: int,
+    payload_max: int,
+    count_max: int,
+) -> int:
+    """Append the messages of NATS protocol bytes to a list, until something else comes.
+
+    Args:
+        data: the bytes.
+        position: where an operation begins.
+        messages: gets (subject, sid, reply, header block, payload) of each message; sid is empty
+            if there is none, reply and header block are None where absent or empty.
+        is_published: whether messages are PUB and HPUB, which have no sid, or MSG and HMSG.
+        line_max: the longest line.
+        payload_max: the largest payload, headers included, below 2^62.
+        count_max: the most entries of ``messages``.
+
+    Returns:
+        Where it stopped: at an incomplete or malformed message, at an operation that is no message
+        or not written in capitals with one space after it, or at the end.
+    """
+    plain, words_min = (b"PUB ", 2) if is_published else (b"MSG ", 3)
+    end, size_word, size = len(data), b"", 0
+    while position < end and len(messages) < count_max:
+        line_end = data.find(b"\r\n", position)
+        if line_end < 0 or line_end - position > line_max:
+            break
+        header_size = 0
+        if data[position : position + 4] == plain:
+            words = data[position + 4 : line_end].split()
+        elif data[position : position + 5] == b"H" + plain:
+            words = data[position + 5 : line_end].split()
+            if len(words) <= words_min or not _is_number(words[-2]):
+                break
+            header_size = int(words.pop(-2))
+        else:
+            break
+        extra = len(words) - words_min
+        if not 0 <= extra <= 1:
+            break
+        if words[-1] != size_word:  # most messages are as large as the one before
+            if not _is_number(words[-1]):
+                break
+            size_word = words[-1]
+            size = int(size_word)
+        start = line_end + 2
+        stop = start + size
+        if size > payload_max or header_size > size or data[stop : stop + 2] != b"\r\n":
+            break
+        sid = b"" if is_published else words[1]
+        reply = words[-2] if extra else None
+        split = start + header_size
+        block = data[start:split] if header_size else None
+        messages.append((words[0], sid, reply, block, data[split:stop]))
+        position = stop + 2
+    return position
+
+
+def _is_number(word: bytes) -> bool:
+    """Return whether a word is a number that is not too long to be read."""
+    return len(word) < DIGITS_MAX and word.isdigit()
+
+
+def delivery_frames(
+    operations: tuple[bytes, bytes],
+    lefts: Sequence[bytes],
+    rights: Sequence[bytes],
+    *,
+    columns: tuple[Sequence[int], Sequence[int], Sequence[bytes], Sequence[bytes]],
+    first: int,
+    pending: int,
+) -> bytes:
+    """Return the frames that deliver a run of records, each with a reply subject of its own.
+
+    Args:
+        operations: with the space after it, of a record without headers and of one with headers.
+        lefts: what comes before the numbers in a frame's line; taken in turns.
+        rights: what comes after them, before the sizes; taken in turns.
+        columns: of the records: sequences, times in nanoseconds, header blocks, payloads.
+        first: the number of the first delivery; the others follow it.
+        pending: how many records follow the first one; each of the others is followed by one less.
+    """
+    plain, with_headers = operations
+    frames: list[bytes] = []
+    for number, (sequence, time_ns, block, payload) in enumerate(zip(*columns, strict=True)):
+        left, right = lefts[number % len(lefts)], rights[number % len(rights)]
+        numbers = (sequence, first + number, max(0, time_ns), max(0, pending - number))
+        line = b"%b%b%d.%d.%d.%d%b" % (with_headers if block else plain, left, *numbers, right)
+        sizes = (
+            b"%d %d" % (len(block), len(block) + len(payload)) if block else b"%d" % len(payload)
+        )
+        frames.append(b"%b %b\r\n%b%b\r\n" % (line, sizes, block, payload))
+    return b"".join(frames)

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from strandline import arrow_compute as pc
 from strandline.record.batch import NO_PRODUCER, Attributes, BatchHeader
 from strandline.record.codec import decode_batches
 from strandline.storage.log import Log

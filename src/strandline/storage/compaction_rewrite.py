@@ -10,8 +10,8 @@ segment is only read.
 from typing import NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from strandline import arrow_compute as pc
 from strandline.errors import StrandlineError
 from strandline.record.batch import Attributes, BatchHeader, read_header
 from strandline.record.codec import FILLER_OFFSETS_MAX, encode_again, encode_filler

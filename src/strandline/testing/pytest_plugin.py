@@ -1,7 +1,8 @@
 """Fixtures for users' tests, found by pytest without configuration.
 
-``strandline_server`` is a broker per test; ``strandline_url`` is its address. Only pytest is
-imported until a test uses one of them.
+``strandline_server`` is a broker per test; ``strandline_url`` is its address. A test that takes
+``strandline_nats_url``, too, gets a broker with a nats-server. Only pytest is imported until a test
+uses one of them.
 """
 
 from collections.abc import Iterator
@@ -13,12 +14,18 @@ if TYPE_CHECKING:
     from strandline.testing.server import Server, ServerUrl
 
 
+NATS_FIXTURE = "strandline_nats_url"
+
+
 @pytest.fixture
-def strandline_server() -> "Iterator[Server]":
-    """A real broker on free ports with a temporary data directory, without NATS."""
+def strandline_server(request: pytest.FixtureRequest) -> "Iterator[Server]":
+    """A real broker on free ports with a temporary data directory.
+
+    It has a nats-server only if the test takes ``strandline_nats_url``: starting one takes time.
+    """
     from strandline.testing.server import Server
 
-    server = Server()
+    server = Server(nats=NATS_FIXTURE in request.fixturenames)
     server.start()
     try:
         yield server
@@ -30,3 +37,11 @@ def strandline_server() -> "Iterator[Server]":
 def strandline_url(strandline_server: "Server") -> "ServerUrl":
     """The address of the test's broker, for ``strandline.connect``."""
     return strandline_server.url
+
+
+@pytest.fixture
+def strandline_nats_url(strandline_server: "Server") -> str:
+    """The URL of the nats-server of the test's broker, for any NATS client."""
+    if strandline_server.nats_url is None:
+        pytest.fail(f"the broker was started without NATS: make {NATS_FIXTURE} an argument")
+    return strandline_server.nats_url

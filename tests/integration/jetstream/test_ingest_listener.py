@@ -1,6 +1,7 @@
 """The JetStream API on the broker's own listener for publishers."""
 
 import asyncio
+import contextlib
 import json
 
 import nats
@@ -12,10 +13,9 @@ from nats.js.api import ConsumerConfig
 import strandline
 from strandline.testing.server import Server
 
-from .conftest import Asker, shape
+from .conftest import Asker, until
 
 ADMIN_TOKEN = "an-administrator-in-tests-and-nowhere-else"
-NS = 1_000_000_000
 
 
 @pytest.fixture(scope="module")
@@ -61,28 +61,134 @@ async def test_streams_are_managed_and_read_there(nc):
         await js.stream_info("own")
 
 
-async def test_consumers_are_managed_there_and_deliver_at_nats_server(server, nc):
-    """A pull from there is told so; the same consumer delivers at the other port."""
+async def test_a_client_reads_there_alone(nc):
+    """By pulls, in order, acknowledged in every way; a pull ends when its receiver is gone."""
     js = nc.jetstream()
-    await js.add_stream(name="cons", subjects=["cons"])
-    await js.publish("cons", b"x")
-    await js.add_consumer("cons", ConsumerConfig(durable_name="d", ack_policy="explicit"))
-    assert [each.name for each in await js.consumers_info("cons")] == ["d"]
-    [told] = await Asker(nc).pull("cons", "d", {"batch": 1, "expires": NS}, seconds=0.5)
-    assert shape(told) == ("409", "Consumers deliver at the port of nats-server only")
-    config = {"name": "p", "deliver_subject": "_INBOX.x"}
-    body = {"stream_name": "cons", "config": config}
-    assert (await Asker(nc).error("CONSUMER.CREATE.cons.p", body))[1] == 10012
+    await js.add_stream(name="cons", subjects=["cons.>"])
+    for number in range(10):
+        await js.publish(
+            f"cons.{number}", b"%d" % number, headers={"n": "x"} if number % 2 else None
+        )
+    sub = await js.pull_subscribe("cons.>", "d", stream="cons")
+    found = await sub.fetch(6, timeout=10)
+    assert [each.data for each in found] == [b"%d" % number for number in range(6)]
+    assert [each.subject for each in found] == [f"cons.{number}" for number in range(6)]
+    assert found[1].headers == {"n": "x"}
+    assert [each.metadata.num_pending for each in found] == [9, 8, 7, 6, 5, 4]
+    await found[0].ack()
+    await found[1].ack_sync()
+    await found[2].nak()
+    await found[3].term()
+    again = await sub.fetch(1, timeout=10)
+    assert (again[0].data, again[0].metadata.num_delivered) == (b"2", 2)
+    info = await js.consumer_info("cons", "d")
+    assert (info.ack_floor.stream_seq, info.num_ack_pending, info.num_pending) == (2, 3, 4)
+    none = await js.pull_subscribe("none", "n", stream="cons")
+    with pytest.raises(nats.errors.TimeoutError):
+        await none.fetch(1, timeout=0.5)
+    inbox = nc.new_inbox()
+    gone = await nc.subscribe(inbox)
+    await nc.publish("$JS.API.CONSUMER.MSG.NEXT.cons.n", b'{"batch":5}', reply=inbox)
+    await nc.flush()
+    assert (await js.consumer_info("cons", "n")).num_waiting == 1
+    await gone.unsubscribe()
+    await nc.flush()
+    assert (await js.consumer_info("cons", "n")).num_waiting == 0
+    await js.delete_stream("cons")
+
+
+async def test_push_and_ordered_consumers_and_buckets_work_there_alone(server):
+    """What is pushed goes to who subscribes to it, here as at nats-server."""
+    nc = await nats.connect(
+        server.ingest_url, token=ADMIN_TOKEN, inbox_prefix="_INBOX_PRIVATE.__admin"
+    )
+    js = nc.jetstream()
+    await js.add_stream(name="push", subjects=["push"])
+    for number in range(2_000):
+        await nc.publish("push", b"%d" % number)
+    ordered = await js.subscribe("push", stream="push", ordered_consumer=True)
+    for number in range(2_000):
+        message = await ordered.next_msg(timeout=10)
+        assert message.data == b"%d" % number
+    await ordered.unsubscribe()
+    workers = [await js.subscribe("push", "team", stream="push") for _ in range(2)]
+    seen = []
+    for worker in workers:
+        for _ in range(10):
+            with contextlib.suppress(nats.errors.TimeoutError):
+                seen.append((await worker.next_msg(timeout=0.5)).data)
+    assert len(seen) == len(set(seen)) > 0
+    bucket = await js.create_key_value(bucket="KV")
+    revision = await bucket.put("a", b"1")
+    await bucket.update("a", b"2", last=revision)
+    assert (await bucket.get("a")).value == b"2"
+    watcher = await bucket.watchall()
+    assert (await watcher.updates(timeout=10)).value == b"2"
+    assert await watcher.updates(timeout=10) is None
+    await bucket.put("b", b"3")
+    assert (await watcher.updates(timeout=10)).key == "b"
+    assert sorted(await bucket.keys()) == ["a", "b"]
+    await js.delete_key_value("KV")
+    await js.delete_stream("push")
+    await nc.close()
+
+
+async def test_both_ports_share_a_consumer(server, nc):
+    """Pulls of both take turns, and acknowledgements count at either."""
+    js = nc.jetstream()
+    await js.add_stream(name="both", subjects=["both"])
+    await js.add_consumer("both", ConsumerConfig(durable_name="d", ack_policy="explicit"))
     other = await nats.connect(
         server.nats_url, token=ADMIN_TOKEN, inbox_prefix="_INBOX_PRIVATE.__admin"
     )
-    sub = await other.jetstream().pull_subscribe_bind("d", stream="cons")
-    [message] = await sub.fetch(1, timeout=10)
-    assert message.data == b"x"
-    await message.ack_sync()
+    here = await js.pull_subscribe_bind("d", stream="both")
+    there = await other.jetstream().pull_subscribe_bind("d", stream="both")
+    waiting = [asyncio.create_task(each.fetch(5, timeout=10)) for each in (here, there)]
+
+    async def is_waited_for():
+        return (await js.consumer_info("both", "d")).num_waiting == 2
+
+    await until(is_waited_for)
+    for number in range(10):
+        await nc.publish("both", b"%d" % number)
+    parts = await asyncio.gather(*waiting)
+    found = sorted(message.data for part in parts for message in part)
+    assert found == [b"%d" % number for number in range(10)]
+    for message in parts[0]:
+        await message.ack_sync()
+    for message in parts[1]:
+        await other.request(message.reply, b"", timeout=5)
+    assert (await js.consumer_info("both", "d")).num_ack_pending == 0
     await other.close()
-    assert await js.delete_consumer("cons", "d")
-    await js.delete_stream("cons")
+    await js.delete_stream("both")
+
+
+async def test_nobody_else_receives_what_a_client_pulls_there(server, nc):
+    """Not one who subscribes to the same inbox; nor is it pushed to another's private inbox."""
+    js = nc.jetstream()
+    await js.add_stream(name="secret", subjects=["secret"])
+    await js.publish("secret", b"x")
+    with strandline.connect(server.flight, token=ADMIN_TOKEN) as admin:
+        admin.access.grant("spy", "publish", "subject", "nothing.of.it")
+        token = admin.access.create_token("spy")
+    spy = await client_of(server, token, [])
+    inbox = "_INBOX_PRIVATE.__admin.x"
+    heard = await spy.subscribe(inbox)
+    await spy.flush()
+    body = {"stream_name": "secret", "config": {"name": "p", "deliver_subject": inbox}}
+    assert "error" not in await Asker(nc)("CONSUMER.CREATE.secret.p", body)
+    assert not (await js.consumer_info("secret", "p")).push_bound
+    pulled = await nc.subscribe(inbox)
+    await Asker(nc).consumer("secret", "c")
+    await nc.publish("$JS.API.CONSUMER.MSG.NEXT.secret.c", b"1", reply=inbox)
+    assert (await pulled.next_msg(timeout=10)).data == b"x"
+    await spy.publish("$JS.ACK.secret.c.1.1.1.1.0", b"")
+    await spy.flush()
+    with pytest.raises(nats.errors.TimeoutError):
+        await heard.next_msg(timeout=0.3)
+    assert (await js.consumer_info("secret", "c")).num_ack_pending == 1
+    await spy.close()
+    await js.delete_stream("secret")
 
 
 async def test_a_stream_needs_a_rule_there_too(server):

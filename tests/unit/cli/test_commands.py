@@ -102,7 +102,9 @@ def test_a_stream_is_created_shown_and_deleted(run):
     assert (config["retention_age_ms"], config["retention_bytes"]) == (604_800_000, 1 << 30)
     assert config["compact"] is True
     assert "s1.*" in run("stream", "list").stdout
-    assert "retention_age_ms" in run("stream", "info", "s1").stdout
+    shown = run("stream", "info", "s1").stdout
+    assert re.search(r"retention_age_ms +7d\n", shown)
+    assert re.search(r"retention_bytes +1GiB\n", shown)
     assert lines(run("stream", "delete", "s1", "-o", "json")) == [{"deleted": "s1"}]
     assert "(unknown_stream)" in run("stream", "info", "s1", code=1).stderr
 

@@ -7,7 +7,16 @@ import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strandline.cli.parsing import parse_duration, parse_header, parse_offset, parse_size
+from strandline.cli.parsing import (
+    duration_text,
+    exact_size_text,
+    parse_duration,
+    parse_header,
+    parse_offset,
+    parse_size,
+    setting_text,
+    size_text,
+)
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
@@ -90,3 +99,35 @@ def test_any_text_is_a_value_or_a_usage_error(text):
             parse(text)
         except typer.BadParameter:
             continue
+
+
+@pytest.mark.parametrize(
+    ("size", "text", "exact"),
+    [
+        (0, "0B", "0"),
+        (1, "1B", "1B"),
+        (1536, "1.5KiB", "1536B"),
+        (64 << 20, "64MiB", "64MiB"),
+        (3 << 29, "1.5GiB", "1536MiB"),
+        (10**9, "953.7MiB", "1000000000B"),
+    ],
+)
+def test_sizes_are_shown_in_units(size, text, exact):
+    """Measured sizes are rounded to a digit; settings are exact."""
+    assert size_text(size) == text
+    assert exact_size_text(size) == exact
+
+
+@given(st.integers(0, 10**15 - 1))
+def test_exact_texts_are_read_back(number):
+    """What is shown of a setting can be given as a flag again."""
+    assert parse_size(exact_size_text(number)) == number
+    assert parse_duration(duration_text(number)) == number
+
+
+def test_a_setting_is_shown_by_the_unit_in_its_name():
+    """Sizes and durations have units, the rest stays as it is."""
+    assert setting_text("retention_age_ms", 7 * 86_400_000) == "7d"
+    assert setting_text("retention_bytes", 10 << 30) == "10GiB"
+    assert setting_text("partitions", 4) == 4
+    assert setting_text("pub_ack", True) is True

@@ -39,8 +39,9 @@ PAIRS = [
     (Quotas, AsyncQuotas),
 ]
 OF_ONE = {
-    # What the asynchronous client, and the stores of positions, are made of.
-    Client: {"appender", "open_read", "group_coordinator"},
+    # What the asynchronous client, and the stores of positions, are made of. And a frame of Polars,
+    # which reads on threads of its own, also in its `collect_async`. And what the console asks.
+    Client: {"appender", "brokers", "open_read", "group_coordinator", "scan"},
     # An asynchronous append waits for room by itself; a client asks whether it may go on with one.
     Producer: {"has_room", "wait_for_room", "is_usable"},
     # How a transaction gets at its consumer: on the consumer's thread. And what a poll that was

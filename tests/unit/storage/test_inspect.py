@@ -230,6 +230,29 @@ def test_what_was_removed_on_purpose_is_not_missed(data_dir, make_batch):
     assert corruption(data_dir, known=set(plans)) == []
 
 
+def test_what_was_stored_after_a_truncation_is_missed(data_dir, make_batch):
+    """A checkpoint that knows of the truncation says more than its marker."""
+    plan = LogPlan(data_dir / "logs" / "00000001", 1000, 0)
+    storage = recover(data_dir, {LogId(1): plan}, disk=Disk(), file_bytes=32 << 10)
+    log = storage.logs[1]
+    log.truncate_to(28)
+    kept = log.segments[-1].size
+    batch = make_batch(28, size=100)
+    log.append(batch, read_header(batch))
+    storage.journal.append([(LogId(1), batch)])
+    storage.journal.sync()
+    for _ in range(2):
+        pending = storage.checkpointer.begin(storage.logs)
+        storage.checkpointer.write(pending)
+        storage.checkpointer.finish(pending)
+    segment = log.segments[-1].path
+    with segment.open("r+b") as file:
+        file.truncate(kept)
+    [(name, position, message)] = corruption(data_dir)
+    assert (name, position) == (segment.name, kept)
+    assert f"ends {len(batch)} bytes early" in message
+
+
 def test_strange_files_are_noted(data_dir):
     """Files that do not belong are noted; half-made and stale ones too."""
     logs = data_dir / "logs" / "00000001"

@@ -5,6 +5,7 @@ import sys
 import threading
 from pathlib import Path
 
+import nats
 import pytest
 
 import strandline
@@ -70,6 +71,20 @@ def test_fixtures_are_found_by_pytest(strandline_url, strandline_server):
     assert strandline_server.flight == strandline_url
     with strandline.connect(strandline_url) as client:
         assert client.list_streams() == []
+
+
+async def test_a_fixture_gives_nats_to_the_same_broker(strandline_url, strandline_nats_url):
+    """What a NATS client publishes is in the stream of the test's broker."""
+    with strandline.connect(strandline_url) as client:
+        client.create_stream("orders", subject="orders.>")
+        async with await nats.connect(strandline_nats_url) as connection:
+            await connection.jetstream().publish("orders.oslo", b"two teas")
+        assert client.read("orders").read_all()["value"].to_pylist() == [b"two teas"]
+
+
+def test_without_its_fixture_no_nats_server_is_started(strandline_server):
+    """A test that does not publish through NATS does not wait for one."""
+    assert strandline_server.nats_url is None
 
 
 def loaded_by(statement: str) -> set[str]:

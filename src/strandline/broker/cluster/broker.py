@@ -99,6 +99,11 @@ class ClusterBroker(MetadataApplier):
         return self.membership.quorum.is_leading
 
     @property
+    def controller(self) -> BrokerId | None:
+        """The controller as this broker knows it; None while there is none."""
+        return self.membership.quorum.leader
+
+    @property
     def flight_address(self) -> str:
         """The address at which clients reach this broker; empty until its servers listen."""
         return self._flight_address

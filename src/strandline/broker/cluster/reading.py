@@ -6,8 +6,7 @@ know who asks.
 
 from typing import Final
 
-import pyarrow.compute as pc
-
+from strandline import arrow_compute as pc
 from strandline.core.replication.messages import BatchRef, Buffer
 from strandline.errors import InvalidRequestError
 from strandline.record.batch import Attributes, header_of, iter_headers

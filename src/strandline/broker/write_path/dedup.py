@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from strandline import arrow_compute as pc
 from strandline.errors import CorruptBatchError, OffsetOutOfRangeError
 from strandline.record.batch import HEADER_BYTES, Attributes, BatchHeader, iter_headers
 from strandline.record.codec import MESSAGE_ID_HEADER, as_id

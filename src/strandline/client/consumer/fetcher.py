@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from strandline import arrow_compute as pc
 from strandline.client.reader.reading import OffsetSpec
 from strandline.client.reader.subscription import SUBSCRIPTION_COLUMNS
 from strandline.client.retry_policy import RetryBackoff

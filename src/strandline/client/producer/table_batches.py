@@ -7,8 +7,8 @@ from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from strandline import arrow_compute as pc
 from strandline.api.put import (
     NOT_STORED,
     NUMBERED_RECORDS_MAX,

@@ -16,8 +16,8 @@ from collections.abc import Generator
 from typing import NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from strandline import arrow_compute as pc
 from strandline.api.admin import PartitionInfo
 from strandline.api.tickets import ReadRequest
 from strandline.client.cluster_client import ClusterClient

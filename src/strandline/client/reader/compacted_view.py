@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
+
+from strandline import arrow_compute as pc
 
 if TYPE_CHECKING:
     from strandline.client.client import Client

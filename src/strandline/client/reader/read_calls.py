@@ -6,7 +6,7 @@ Offsets are resolved once, so that a reconnect does not change which records are
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
@@ -28,6 +28,9 @@ from strandline.errors import (
     UnavailableError,
 )
 
+if TYPE_CHECKING:
+    import polars as pl
+
 FOLLOWED_S = 60.0
 """How long an endless read waits for unreachable brokers, which may all be restarting."""
 
@@ -48,6 +51,10 @@ class ReadCalls(ABC):
     @abstractmethod
     def _known(self) -> ClusterClient:
         """Return the brokers, after finding out whether this is a cluster."""
+
+    @abstractmethod
+    def stream_info(self, name: str, *, of_leaders: bool = True) -> admin.StreamInfo:
+        """Return a stream's settings and offsets."""
 
     @abstractmethod
     def _offsets(
@@ -179,6 +186,24 @@ class ReadCalls(ABC):
         except StrandlineError:
             return True  # the read raises it
         return True
+
+    def scan(self, stream: str, **options: Any) -> "pl.LazyFrame":
+        """Return a stream as a Polars ``LazyFrame``, which reads when it is collected.
+
+        The broker selects the columns of the query, and filters by what its predicates say of
+        subject, key, timestamp, partition and offset. Each collect reads what is committed then.
+        ``subject`` is text, ``partition`` is always a column. Needs ``strandline[polars]``.
+
+        Args:
+            stream: its name.
+            **options: as ``read``, without ``columns``, ``follow`` and ``records_max``.
+
+        Raises:
+            StrandlineError: as ``read``.
+        """
+        from strandline.client.reader.polars_scan import lazy_frame
+
+        return lazy_frame(partial(self.read, stream), partial(self.stream_info, stream), options)
 
     def subscribe(
         self,

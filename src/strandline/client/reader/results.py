@@ -1,7 +1,9 @@
 """Return values of the client: acks, records, and the future of an ack. Plain data."""
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from concurrent.futures._base import FINISHED, PENDING
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -10,6 +12,9 @@ from strandline.api.put import AckedRange
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Headers = list[tuple[str, bytes]]
 R = TypeVar("R")
+_MAKING_LOCKS = threading.RLock()
+"""Held while a future gets its lock, or its result before it has one. Reentrant: the garbage
+collector may run meanwhile, and finalizers with it."""
 
 
 class Ack(int):
@@ -72,11 +77,39 @@ class AckFuture(Future[R]):
     """A future that notes whether its outcome was examined; it cannot be cancelled.
 
     Flushing a producer raises failures that nobody examined, so that none is lost.
+
+    Making the lock of a future takes longer than all else that an append does, and most futures are
+    never waited for. So the lock is made when something first needs it: the fields are those of
+    ``Future``, which a test compares, and its own methods do the rest.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
+    _state: str
+    _result: R | None
+
+    def __init__(self) -> None:  # not Future's own, which makes the lock
+        self._state = PENDING
+        self._result = self._exception = None
+        self._waiters: list[Any] = []
+        self._done_callbacks: list[Any] = []
+        self._lock: threading.Condition | None = None
         self.seen = False
+
+    @property
+    def _condition(self) -> threading.Condition:  # type: ignore[override]  # an attribute there
+        """Return the lock that ``Future``'s methods use."""
+        with _MAKING_LOCKS:
+            if self._lock is None:
+                self._lock = threading.Condition()
+            return self._lock
+
+    def set_result(self, result: R) -> None:
+        """Set the outcome, and wake whoever waits for it."""
+        with _MAKING_LOCKS:
+            if self._lock is None and self._state == PENDING:
+                # Nobody waits or called back: that would have made the lock.
+                self._result, self._state = result, FINISHED
+                return
+        super().set_result(result)
 
     def cancel(self) -> bool:
         """Reject: the record may already be stored."""

@@ -5,6 +5,7 @@ after a reconnect. It fails when brokers are unreachable for ``reconnect_timeout
 cluster reconnects by itself.
 """
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self
@@ -19,6 +20,8 @@ from strandline.client.reader.results import Record
 from strandline.client.retry_policy import call_with_retries
 from strandline.errors import StrandlineError
 from strandline.record.schema import COLUMNS
+
+logger = logging.getLogger(__name__)
 
 SUBSCRIPTION_COLUMNS = ["partition", *COLUMNS]
 
@@ -100,6 +103,7 @@ class Subscription:
                     return
                 if self._stream.resumes or not error.is_connection_loss:
                     raise
+                logger.warning("reconnecting to read %s: %s", self._request.stream, error.message)
             else:
                 return
             stream = self._reopen()

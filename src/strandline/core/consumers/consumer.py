@@ -17,18 +17,19 @@ Invariants: those of ``ConsumerState``; no record is both due again and not pend
 pending records does not exceed the policy's limit. ``check`` asserts them.
 
 It reads no records and has no clock. The caller finds the record that ``wanted`` names, reports its
-size (``deliver``) or that it does not exist (``skip``, ``exhausted``), sends the effects after the
-state is stored, and reports each record that was sent (``sent``).
+size (``deliver``, with new records that follow it) or that it does not exist (``skip``,
+``exhausted``), sends the effects after the state is stored, and reports what was sent (``sent``).
 """
 
 import heapq
 import math
-from collections import OrderedDict
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Final, Literal, NamedTuple
 
 from strandline.core.consumers.effects import (
-    DeliverRecord,
+    DeliverRun,
     Effect,
     EndPull,
     RequestFlowControl,
@@ -106,12 +107,16 @@ class PullConsumer:
         self.pulls = PullQueue()
         self._due: dict[int, float] = {}
         """By sequence of pending records: when they are delivered again; infinite: not sent yet."""
-        self._timers: list[tuple[float, int]] = []
-        """The same as a heap, which may have outdated entries."""
+        self._timers: list[tuple[float, int, deque[int]]] = []
+        """The same as a heap of times, each with records of one run; some may wait no longer."""
+        self._runs = 0
+        """Numbers the entries, so that their records are not compared."""
+        self._timed = 0
+        """The number of records in the entries."""
         self._again: OrderedDict[int, None] = OrderedDict()
         """Pending records that are due for redelivery, oldest first."""
         for sequence, record in state.pending.items():
-            self._expect_ack(sequence, now_ms + policy.wait_ms(record.deliveries))
+            self._expect_acks([sequence], now_ms + policy.wait_ms(record.deliveries))
 
     # Pulls
 
@@ -153,64 +158,75 @@ class PullConsumer:
         limit = self.policy.max_ack_pending
         return bool(limit and self.policy.acks != "none" and len(self.state.pending) >= limit)
 
-    def deliver(self, sequence: int, size: int, now_ms: float) -> list[Effect]:
-        """Deliver the wanted record to the next pull.
+    def deliver(
+        self, sequences: Sequence[int], sizes: Sequence[int], now_ms: float
+    ) -> list[Effect]:
+        """Deliver the wanted record, or it and new records that follow, to the next pulls.
 
         Args:
-            sequence: the record's; for a new record it may be larger than the wanted one.
-            size: the bytes that count against a pull's limit.
+            sequences: the records'; a new record's may be larger than the wanted one.
+            sizes: the bytes of each that count against a pull's limit.
             now_ms: the time.
 
         Returns:
-            The delivery, and the ends of pulls; without a delivery the record is still wanted.
+            At most one run of deliveries, which may be shorter than what was offered, and the ends
+            of pulls; the first record that was not delivered is still wanted.
         """
         effects: list[Effect] = []
-        while self.pulls and self.pulls.first.has_limit and size > self.pulls.first.bytes_left:
+        while self.pulls and self.pulls.first.has_limit and sizes[0] > self.pulls.first.bytes_left:
             effects.append(self.pulls.popleft().end(TOO_LARGE))
         if not self.pulls:
             return effects
-        pull = self.pulls.popleft()
-        effects.append(self._send(pull, sequence))
-        pull.served += 1
-        pull.left -= 1
-        pull.beat_due_ms = now_ms + pull.heartbeat_ms
-        if pull.has_limit:
-            pull.bytes_left -= size
-        if pull.left:
-            self.pulls.append(pull)
-        elif pull.has_limit and pull.bytes_left:
-            effects.append(pull.end(COMPLETED))
-        if self.flow is not None and self.flow.sent(size):
-            effects.append(RequestFlowControl(pull.token, self.flow.request))
+        count, is_asking = self._room(len(sequences)), False
+        if self.flow is not None:
+            count, is_asking = self.flow.send_run(sizes[:count])
+        served = self.pulls.serve(sizes[0], count, now_ms)
+        effects.append(self._send(served.tokens, sequences[: served.records]))
+        effects += [
+            pull.end(COMPLETED) for pull in served.done if pull.has_limit and pull.bytes_left
+        ]
+        if self.flow is not None and is_asking:
+            effects.append(RequestFlowControl(served.tokens[0], self.flow.request))
         return effects
 
-    def _send(self, pull: Pull, sequence: int) -> DeliverRecord:
-        state = self.state
-        state.delivered_consumer += 1
-        record = state.pending.get(sequence)
-        if record is not None:
+    def _room(self, count: int) -> int:
+        """Return how many of some records can be pending."""
+        limit = self.policy.max_ack_pending
+        if self._again or not limit or self.policy.acks == "none":
+            return count
+        return min(count, limit - len(self.state.pending))
+
+    def _send(self, tokens: Sequence[object], sequences: Sequence[int]) -> DeliverRun:
+        state, before = self.state, self.state.delivered_consumer
+        state.delivered_consumer += len(sequences)
+        self.is_changed = True
+        deliveries = 1
+        if sequences[0] > state.delivered_stream:
+            state.delivered_stream = sequences[-1]
+            if self.policy.acks == "none":
+                state.floor_stream, state.floor_consumer = sequences[-1], state.delivered_consumer
+            else:
+                numbers = range(before + 1, state.delivered_consumer + 1)
+                state.pending.update(zip(sequences, map(_first_delivery, numbers), strict=True))
+        else:
+            [sequence] = sequences
             assert self._again, "only what is due is delivered again"
             assert next(iter(self._again)) == sequence, "the oldest that is due comes first"
             del self._again[sequence]
+            record = state.pending[sequence]
             record.deliveries += 1
-        else:
-            assert sequence > state.delivered_stream, "new records come in order"
-            state.delivered_stream = sequence
-            record = PendingRecord(state.delivered_consumer, 1)
-            if self.policy.acks != "none":
-                state.pending[sequence] = record
-        if self.policy.acks == "none":
-            state.floor_stream, state.floor_consumer = sequence, state.delivered_consumer
-        else:
-            self._due[sequence] = math.inf  # until it is sent
-        self.is_changed = True
-        return DeliverRecord(pull.token, sequence, state.delivered_consumer, record.deliveries)
+            deliveries = record.deliveries
+        if self.policy.acks != "none":
+            self._due.update(dict.fromkeys(sequences, math.inf))  # until they are sent
+        return DeliverRun(tokens, sequences, before + 1, deliveries)
 
-    def sent(self, sequence: int, now_ms: float) -> None:
-        """Begin to wait for a record's acknowledgement: its delivery is stored, and sent."""
-        if self._due.get(sequence) == math.inf:
-            wait_ms = self.policy.wait_ms(self.state.pending[sequence].deliveries)
-            self._expect_ack(sequence, now_ms + wait_ms)
+    def sent(self, sequences: Sequence[int], now_ms: float) -> None:
+        """Begin to wait for acknowledgements: these deliveries are stored, and sent."""
+        due, pending = self._due, self.state.pending
+        waiting = [each for each in sequences if due.get(each) == math.inf]
+        if waiting:
+            wait_ms = self.policy.wait_ms(pending[waiting[0]].deliveries)
+            self._expect_acks(waiting, now_ms + wait_ms)
 
     def due(self, limit: int) -> list[int]:
         """Return the first records that are due for redelivery, in order."""
@@ -258,28 +274,35 @@ class PullConsumer:
             delay_ms: the delay before a rejected record is delivered again.
         """
         record = self.state.pending.get(sequence)
-        if kind in ("ack", "term") and self.policy.acks == "all":
-            self._ack_all(sequence, consumer_sequence)
+        if kind in ("ack", "term"):
+            self.ack_many([(sequence, consumer_sequence)])
         elif record is None:
             return
         elif kind == "progress":
             self._forget(sequence)
-            self._expect_ack(sequence, now_ms + self.policy.wait_ms(record.deliveries))
-        elif kind == "nak":
-            due_ms = now_ms + delay_ms
-            self._forget(sequence)
-            self._expect_ack(sequence, due_ms)
-            self._collect_due(now_ms)
+            self._expect_acks([sequence], now_ms + self.policy.wait_ms(record.deliveries))
         else:
-            self._ack_one(sequence, record)
+            self._forget(sequence)
+            self._expect_acks([sequence], now_ms + delay_ms)
+            self._collect_due(now_ms)
 
-    def _ack_one(self, sequence: int, record: PendingRecord) -> None:
-        state = self.state
-        del state.pending[sequence]
-        self._forget(sequence)
-        if not state.pending or record.consumer_sequence == state.floor_consumer + 1:
+    def ack_many(self, acks: Iterable[tuple[int, int]]) -> None:
+        """Handle acknowledgements: the sequence of each record, and of its delivery."""
+        if self.policy.acks == "all":
+            for sequence, consumer_sequence in acks:
+                self._ack_all(sequence, consumer_sequence)
+            return
+        state, is_next = self.state, False
+        for sequence, _ in acks:
+            record = state.pending.pop(sequence, None)
+            if record is None:
+                continue
+            self._forget(sequence)
+            self.is_changed = True
+            if not state.pending or record.consumer_sequence == state.floor_consumer + 1:
+                is_next = True
+        if is_next:
             self._settle()
-        self.is_changed = True
 
     def _settle(self) -> None:
         """Move the floor to the record before the first one that is pending."""
@@ -332,20 +355,39 @@ class PullConsumer:
     def next_due_ms(self) -> float | None:
         """Return when ``tick`` has something to do next; None: not before another event."""
         due = [] if self.pulls.next_due_ms is None else [self.pulls.next_due_ms]
-        while self._timers and self._due.get(self._timers[0][1]) != self._timers[0][0]:
-            heapq.heappop(self._timers)
+        self._drop_outdated()
         if self._timers:
             due.append(self._timers[0][0])
         return min(due, default=None)
 
-    def _expect_ack(self, sequence: int, due_ms: float) -> None:
-        self._due[sequence] = due_ms
-        heapq.heappush(self._timers, (due_ms, sequence))
-        if len(self._timers) > TIMERS_MIN + 2 * len(self._due):
+    def _expect_acks(self, sequences: Iterable[int], due_ms: float) -> None:
+        """Wait for the acknowledgements of some records until a time."""
+        waiting = deque(sequences)
+        self._due.update(dict.fromkeys(waiting, due_ms))
+        self._push_timer(due_ms, waiting)
+        if self._timed > TIMERS_MIN + 2 * len(self._due):
             # Acknowledged records stay in the heap until their time; drop them if they are most.
-            timers = ((due_ms, sequence) for sequence, due_ms in self._due.items())
-            self._timers = [each for each in timers if each[0] != math.inf]
-            heapq.heapify(self._timers)
+            timers, self._timers, self._timed = self._timers, [], 0
+            for time_ms, _, several in timers:
+                left = deque(each for each in several if self._due.get(each) == time_ms)
+                if left:
+                    self._push_timer(time_ms, left)
+
+    def _push_timer(self, due_ms: float, waiting: deque[int]) -> None:
+        self._runs += 1
+        self._timed += len(waiting)
+        heapq.heappush(self._timers, (due_ms, self._runs, waiting))
+
+    def _drop_outdated(self) -> None:
+        """Drop records from the front of the heap that no longer wait."""
+        while self._timers:
+            due_ms, _, waiting = self._timers[0]
+            while waiting and self._due.get(waiting[0]) != due_ms:
+                waiting.popleft()
+                self._timed -= 1
+            if waiting:
+                return
+            heapq.heappop(self._timers)
 
     def _forget(self, sequence: int) -> None:
         """Cancel the redelivery of a record."""
@@ -355,21 +397,25 @@ class PullConsumer:
     def _collect_due(self, now_ms: float) -> None:
         """Queue records for redelivery whose acknowledgement wait is over."""
         while self._timers and self._timers[0][0] <= now_ms:
-            due_ms, sequence = heapq.heappop(self._timers)
-            if self._due.get(sequence) != due_ms:
-                continue  # acknowledged, or its wait was extended
-            del self._due[sequence]
-            record = self.state.pending[sequence]
-            if self.policy.max_deliver and record.deliveries >= self.policy.max_deliver:
-                del self.state.pending[sequence]
-                self.is_changed = True
-            else:
-                self._again[sequence] = None
+            due_ms, _, waiting = heapq.heappop(self._timers)
+            self._timed -= len(waiting)
+            for sequence in waiting:
+                if self._due.get(sequence) == due_ms:  # else acknowledged, or its wait was extended
+                    self._is_due(sequence)
+
+    def _is_due(self, sequence: int) -> None:
+        """Queue a record for redelivery, unless it was delivered as often as it may be."""
+        del self._due[sequence]
+        record = self.state.pending[sequence]
+        if self.policy.max_deliver and record.deliveries >= self.policy.max_deliver:
+            del self.state.pending[sequence]
+            self.is_changed = True
+        else:
+            self._again[sequence] = None
 
     def expire_all(self, now_ms: float) -> None:
         """Let all pending records be delivered again: their receiver is another one."""
-        for sequence in list(self._due):
-            self._expect_ack(sequence, now_ms)
+        self._expect_acks(list(self._due), now_ms)
         self._collect_due(now_ms)
 
     # Counters and checks
@@ -388,9 +434,18 @@ class PullConsumer:
         assert all(state.floor_stream < each <= state.delivered_stream for each in pending)
         assert set(self._again) | set(self._due) == set(pending)
         assert not set(self._again) & set(self._due)
+        assert self._timed == sum(len(waiting) for _, _, waiting in self._timers)
+        timed = {(due_ms, each) for due_ms, _, waiting in self._timers for each in waiting}
+        assert all(
+            (due_ms, each) in timed or due_ms == math.inf for each, due_ms in self._due.items()
+        )
         self.pulls.check()
         limit = self.policy.max_ack_pending
         assert not limit or len(pending) <= limit
         assert self.policy.acks != "none" or not pending
         if self.flow is not None:
             self.flow.check()
+
+
+def _first_delivery(consumer_sequence: int) -> PendingRecord:
+    return PendingRecord(consumer_sequence, 1)

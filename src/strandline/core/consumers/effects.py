@@ -1,21 +1,22 @@
 """Effects of a consumer: messages to send, in order."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class DeliverRecord:
-    """Send a record to a pull.
+class DeliverRun:
+    """Send records to pulls that take turns, a record each.
 
     Attributes:
-        token: of the pull.
-        sequence: of the record, in the stream.
-        consumer_sequence: the number of the delivery.
-        deliveries: how often the record was delivered, this time included.
+        tokens: of the pulls; the first record goes to the first one.
+        sequences: of the records, in the stream.
+        consumer_sequence: the number of the first delivery; the others follow it.
+        deliveries: how often each of the records was delivered, this time included.
     """
 
-    token: object
-    sequence: int
+    tokens: Sequence[object]
+    sequences: Sequence[int]
     consumer_sequence: int
     deliveries: int
 
@@ -67,4 +68,4 @@ class RequestFlowControl:
     request: int
 
 
-Effect = DeliverRecord | EndPull | SendHeartbeat | RequestFlowControl
+Effect = DeliverRun | EndPull | SendHeartbeat | RequestFlowControl

@@ -8,6 +8,7 @@ answer at a time.
 Invariant: a full window has a request that waits. ``check`` asserts it.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 WINDOW_BYTES_FIRST: Final = 2 << 20
@@ -36,6 +37,19 @@ class FlowWindow:
     def is_full(self) -> bool:
         """Whether nothing may be sent now."""
         return self.sent_bytes > self.window_bytes
+
+    def send_run(self, sizes: Sequence[int]) -> tuple[int, bool]:
+        """Count records that are sent now: until the window is full, or a request follows.
+
+        Returns:
+            How many, and whether a request follows the last of them, which is ``request``.
+        """
+        for count, size in enumerate(sizes):
+            if self.is_full:
+                return count, False
+            if self.sent(size):
+                return count + 1, True
+        return len(sizes), False
 
     def sent(self, size: int) -> bool:
         """Count a record; return whether a request follows it, which is ``request``."""

@@ -12,7 +12,8 @@ them.
 import heapq
 from collections import OrderedDict
 from collections.abc import Iterator
-from typing import Final
+from itertools import islice, takewhile
+from typing import Final, NamedTuple
 
 from strandline.core.consumers.effects import EndPull
 
@@ -83,6 +84,16 @@ class Pull:
         return self.no_wait and (self.served > 0 or self.expires_ms is None)
 
 
+class ServedPulls(NamedTuple):
+    """The pulls that took records in turns."""
+
+    tokens: list[object]
+    records: int
+    """How many they took together."""
+    done: list[Pull]
+    """Those that got their last one."""
+
+
 class PullQueue:
     """Waiting pulls in the order in which they are served."""
 
@@ -134,6 +145,45 @@ class PullQueue:
         pull = self.first
         self.remove(pull)
         return pull
+
+    def serve(self, size: int, count: int, now_ms: float) -> ServedPulls:
+        """Let waiting pulls take records in turns, and remove those that get their last one.
+
+        Args:
+            size: the bytes of the first record; a pull with a limit is served alone.
+            count: how many records there are.
+            now_ms: the time.
+        """
+        turn, each = self._next_turn(count)
+        is_whole, done = len(turn) == len(self._pulls), []
+        for pull in turn:
+            pull.served += each
+            pull.left -= each
+            pull.beat_due_ms = now_ms + pull.heartbeat_ms
+            if pull.has_limit:
+                pull.bytes_left -= size
+            if not pull.left:
+                self.remove(pull)
+                done.append(pull)
+                continue
+            if pull.no_wait:
+                self._impatient[pull] = None  # it has its first record
+            if not is_whole:
+                self._pulls.move_to_end(pull)
+        return ServedPulls([pull.token for pull in turn], each * len(turn), done)
+
+    def _next_turn(self, count: int) -> tuple[list[Pull], int]:
+        """Return who is served next, and how many records each of them gets."""
+        if self.first.has_limit:
+            return [self.first], 1
+        turn = list(islice(takewhile(lambda pull: not pull.has_limit, self._pulls), count))
+        if len(turn) < len(self._pulls):
+            return turn, 1
+        return turn, min(count // len(turn), *(pull.left for pull in turn))
+
+    def rotate(self) -> None:
+        """Serve the next one last."""
+        self._pulls.move_to_end(self.first)
 
     def drop(self, token: object) -> None:
         """Remove the pulls of a token, if there are any."""

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from strandline import arrow_compute as pc
 from strandline.api.put import normalise
 from strandline.api.routing import default_subject
 from strandline.config import LimitsConfig

@@ -1,8 +1,7 @@
-"""The HTTP server: a status page for people, metrics and health checks for machines.
+"""The HTTP server: the console for people, metrics and health checks for machines.
 
-Rules: read-only, no state of its own beyond one minute of rates, loopback by default. It must not
-change the broker nor block its loop: work that grows with the number of partitions runs on a
-thread.
+Rules: loopback by default. It must not block the broker's loop: work that grows with the number of
+partitions runs on a thread. What it changes, the console changes as a client of the broker.
 """
 
 from strandline.servers.http.server import HttpFrontEnd

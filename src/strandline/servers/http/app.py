@@ -1,8 +1,9 @@
-"""The routes of the HTTP server.
+"""The routes of the HTTP server: those for programs, and the console's.
 
-Rules: GET and HEAD only; anything else, and any path that does not exist, gets a 4xx that says so.
-Work that grows with the number of partitions runs on a thread; the loop only copies lists. With
-access control, every route except the health checks needs permission to read the cluster.
+Rules: routes for programs take GET and HEAD only; anything else, and any path that does not exist,
+gets a 4xx that says so. Work that grows with the number of partitions runs on a thread; the loop
+only copies lists. With access control, every route for programs except the health checks needs
+permission to read the cluster; the console checks each visitor itself.
 """
 
 import asyncio
@@ -12,13 +13,12 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from strandline.broker.access import Access
 from strandline.servers.http.guard import guarded
-from strandline.servers.http.page import Overview, error_page, overview_page, stream_page
-from strandline.servers.http.rates import RateMeter
 from strandline.servers.http.view import (
     BrokerView,
     StreamSnapshot,
@@ -30,7 +30,7 @@ from strandline.servers.http.view import (
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SAFE_HEADERS = {
     "Cache-Control": "no-store",
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
@@ -39,63 +39,33 @@ OPEN_PATHS = frozenset({"/health/live", "/health/ready"})
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def build_app(broker: BrokerView, meter: RateMeter) -> Starlette:
-    """Return the web application of one broker."""
-    pages, access = Pages(broker, meter), Access(broker.config, broker)
+def build_app(broker: BrokerView, console: ASGIApp) -> Starlette:
+    """Return the web application of one broker; ``console`` gets what is not for programs."""
+    pages, access = MachinePages(broker), Access(broker.config, broker)
     routes = {
-        "/": pages.overview,
-        "/streams/{name}": pages.stream,
         "/metrics": pages.metrics,
         "/health/live": pages.live,
         "/health/ready": pages.ready,
         "/api/streams": pages.api_streams,
         "/api/streams/{name}": pages.api_stream,
     }
-    return Starlette(
-        routes=[
-            Route(
-                path,
-                _with_safe_headers(endpoint if path in OPEN_PATHS else guarded(endpoint, access)),
-            )
-            for path, endpoint in routes.items()
-        ],
-        exception_handlers={HTTPException: _refuse},
-    )
+    machine = [
+        Route(
+            path,
+            _with_safe_headers(endpoint if path in OPEN_PATHS else guarded(endpoint, access)),
+        )
+        for path, endpoint in routes.items()
+    ]
+    app = Starlette(routes=machine, exception_handlers={HTTPException: _refuse})
+    app.router.default = console
+    return app
 
 
-class Pages:
-    """One method per route."""
+class MachinePages:
+    """The routes for programs, one method each."""
 
-    def __init__(self, broker: BrokerView, meter: RateMeter) -> None:
+    def __init__(self, broker: BrokerView) -> None:
         self._broker = broker
-        self._meter = meter
-        self._started_ms = broker.clock.monotonic_ms()
-
-    async def overview(self, _request: Request) -> Response:
-        """``/``: health, rates, streams."""
-        broker, streams = self._broker, list(self._broker.streams())
-        broker.refresh_telemetry()
-        reason = broker.why_not_ready
-
-        def render() -> str:
-            return overview_page(
-                Overview(
-                    streams=snapshot(streams),
-                    rates=self._meter.rates(),
-                    history=self._meter.records_per_second(),
-                    telemetry=broker.telemetry,
-                    data_dir=broker.config.data_dir,
-                    why_not_ready=reason,
-                    up_s=(broker.clock.monotonic_ms() - self._started_ms) / 1000,
-                )
-            )
-
-        return HTMLResponse(await asyncio.to_thread(render))
-
-    async def stream(self, request: Request) -> Response:
-        """``/streams/{name}``: one stream's partitions and settings."""
-        state = await self._find(request)
-        return HTMLResponse(await asyncio.to_thread(stream_page, state))
 
     async def metrics(self, _request: Request) -> Response:
         """``/metrics``: Prometheus text."""
@@ -151,4 +121,4 @@ async def _refuse(request: Request, error: Exception) -> Response:
     if request.url.path.startswith("/api/"):
         body = msgspec.json.encode({"error": error.detail})
         return Response(body, error.status_code, headers, media_type="application/json")
-    return HTMLResponse(error_page(error.status_code, error.detail), error.status_code, headers)
+    return PlainTextResponse(f"{error.detail}\n", error.status_code, headers)

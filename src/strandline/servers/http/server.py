@@ -4,30 +4,36 @@ Rules: the socket is bound here, so that a port in use is a typed error and not 
 handles signals. Stopping waits for no slow client. There is always room for one more connection:
 idle clients must not keep out the probes that decide whether the broker is alive.
 
-A request has no body, must arrive within ``REQUEST_S``, and its client must receive the answer
-within ``ANSWER_S``. Requests get a share of each round of the loop (``round_budget``).
+A request has no body unless it posts a form of the console. It must arrive within ``REQUEST_S``,
+and its client must receive the answer within ``ANSWER_S``. Requests get a share of each round of
+the loop (``round_budget``).
 """
 
 import asyncio
 import contextlib
 import socket
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import h11
 import uvicorn
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from strandline.broker.access import Access
 from strandline.config import BrokerConfig
 from strandline.errors import InvalidConfigError
 from strandline.servers.connections import HTTP_SHARE
 from strandline.servers.http.app import build_app
-from strandline.servers.http.rates import RateMeter
 from strandline.servers.http.view import BrokerView
 from strandline.servers.round_budget import SPENT, RoundBudget
 from strandline.servers.tls import keep_current, load_tls
 from strandline.storage.descriptors import current_shares
+
+if TYPE_CHECKING:
+    from strandline.servers.http.console.app import ConsoleApp
 
 BACKLOG = 128
 CONNECTIONS_MAX = 256
@@ -39,7 +45,8 @@ REQUEST_WORK_S = 0.0003
 """The approximate time on the loop of an answer, one round later."""
 ANSWER_S = 30.0
 """The limit for the answer to be made and received."""
-SAMPLE_INTERVAL_S = 1.0
+FORM_BYTES_MAX = 256 << 10
+"""Longest body of a request, which only a form has."""
 GRACE_S = 1
 
 
@@ -49,14 +56,18 @@ class HttpFrontEnd:
     Args:
         broker: the broker to show.
         config: ``host`` and ``http_port``; with port -1 there is no listener.
+        flight_port: returns the port of Arrow Flight, which the console uses.
     """
 
-    def __init__(self, broker: BrokerView, config: BrokerConfig) -> None:
+    def __init__(
+        self, broker: BrokerView, config: BrokerConfig, flight_port: Callable[[], int]
+    ) -> None:
         self._broker = broker
         self._config = config
-        self._meter = RateMeter()
+        self._flight_port = flight_port
         self._server: _QuietServer | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._serving: asyncio.Task[None] | None = None
+        self._console: LazyConsole | None = None
         self.port: int | None = None
         """The port listened on; ``None`` when off or stopped."""
 
@@ -70,29 +81,24 @@ class HttpFrontEnd:
             return
         load_tls(self._config.tls)
         listener = _listen(self._config.host, self._config.http_port)
-        self._server = _QuietServer(self._settings())
+        self._console = LazyConsole(self._broker, self._config, self._flight_port)
+        self._server = _QuietServer(self._settings(self._console))
         self.port = listener.getsockname()[1]
-        self._tasks = [
-            asyncio.create_task(self._server.serve([listener]), name="http"),
-            asyncio.create_task(self._sample(), name="http-rates"),
-        ]
+        self._serving = asyncio.create_task(self._server.serve([listener]), name="http")
 
     async def stop(self) -> None:
         """Stop listening and drop open connections."""
-        if self._server is None:
+        if self._server is None or self._serving is None or self._console is None:
             return
         self._server.should_exit = True
-        serving, sampling = self._tasks
-        sampling.cancel()
-        await serving
-        with contextlib.suppress(asyncio.CancelledError):
-            await sampling
-        self._server, self._tasks, self.port = None, [], None
+        await asyncio.to_thread(self._console.close)
+        await self._serving
+        self._server = self._serving = self._console = self.port = None
 
-    def _settings(self) -> uvicorn.Config:
+    def _settings(self, console: "LazyConsole") -> uvicorn.Config:
         """Return uvicorn's settings."""
         settings = uvicorn.Config(
-            build_app(self._broker, self._meter),
+            build_app(self._broker, console),
             access_log=False,
             h11_max_incomplete_event_size=HEADER_BYTES_MAX,
             http=partial(_Connection, RoundBudget()),  # type: ignore[arg-type]  # only called
@@ -116,26 +122,70 @@ class HttpFrontEnd:
         tls = self._config.tls
         return {"ssl_certfile": tls.certificate, "ssl_keyfile": tls.key} if tls.is_on else {}
 
-    async def _sample(self) -> None:
-        while True:
-            self._meter.sample(self._broker.telemetry, self._broker.clock.monotonic_ms())
-            await asyncio.sleep(SAMPLE_INTERVAL_S)
+
+class LazyConsole:
+    """The console, imported for its first page: a broker that shows none saves the memory.
+
+    Args:
+        broker: the broker to show.
+        config: whether access is checked.
+        flight_port: as for ``HttpFrontEnd``.
+    """
+
+    def __init__(
+        self, broker: BrokerView, config: BrokerConfig, flight_port: Callable[[], int]
+    ) -> None:
+        self._access = Access(config, broker)
+        self._broker = broker
+        self._flight_port = flight_port
+        self._lock = threading.Lock()
+        self._app: ConsoleApp | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, as a web application."""
+        app = self._app if self._app is not None else await asyncio.to_thread(self._load)
+        await app.asgi(scope, receive, send)
+
+    def close(self) -> None:
+        """Close the console, if it was loaded; blocks."""
+        if self._app is not None:
+            self._app.close()
+
+    def _load(self) -> "ConsoleApp":
+        from strandline.servers.http.console.app import ConsoleApp
+
+        with self._lock:
+            app = self._app or ConsoleApp(self._broker, self._access, self._flight_port)
+            self._app = app
+            return app
 
 
-class _BodilessConnection(h11.Connection):
-    """An HTTP parser that rejects requests with a body: no page needs one, and chunks cost time."""
+class _LimitedConnection(h11.Connection):
+    """An HTTP parser that rejects bodies, but for the small forms that are posted."""
 
     def next_event(self) -> Any:
         event = super().next_event()
-        if isinstance(event, h11.Request) and any(map(_announces_body, event.headers)):
-            raise h11.RemoteProtocolError("requests with a body are not supported")
+        if isinstance(event, h11.Request):
+            _check_body(event.method, event.headers)
         return event
 
 
-def _announces_body(header: tuple[bytes, bytes]) -> bool:
-    """Return whether a request header announces a body."""
-    name, value = header
-    return name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0") != b"")
+def _check_body(method: bytes, headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Check what a request announces; chunks are never taken, since each costs time.
+
+    Raises:
+        h11.RemoteProtocolError: it has a body where none is taken, or one that is too large.
+    """
+    for name, value in headers:
+        size = value.strip(b"0")
+        if name == b"transfer-encoding" or (name == b"content-length" and size):
+            is_form = method == b"POST" and name == b"content-length" and value.isdigit()
+            if not is_form:
+                raise h11.RemoteProtocolError(
+                    "only forms are sent with a body. Send GET or HEAD requests without a body."
+                )
+            if len(value) > len(str(FORM_BYTES_MAX)) or int(value) > FORM_BYTES_MAX:
+                raise h11.RemoteProtocolError(f"a form has {FORM_BYTES_MAX} bytes at most.")
 
 
 class _Connection(H11Protocol):
@@ -143,7 +193,7 @@ class _Connection(H11Protocol):
 
     def __init__(self, budget: RoundBudget, **arguments: Any) -> None:
         super().__init__(**arguments)
-        self.conn = _BodilessConnection(h11.SERVER, HEADER_BYTES_MAX)
+        self.conn = _LimitedConnection(h11.SERVER, HEADER_BYTES_MAX)
         self.budget = budget
         self.is_deferred = False
 
@@ -175,7 +225,10 @@ class _Connection(H11Protocol):
             self._expect(ANSWER_S)
 
     def send_400_response(self, msg: str) -> None:
-        super().send_400_response(f"{msg} Send GET or HEAD requests, without a body.\n")
+        super().send_400_response(
+            f"{msg} Send GET or HEAD requests without a body, or a form of at most "
+            f"{FORM_BYTES_MAX} bytes.\n"
+        )
 
     def _handle_deferred(self) -> None:
         self.is_deferred = False

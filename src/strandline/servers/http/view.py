@@ -96,6 +96,11 @@ class BrokerView(Protocol):
         ...
 
     @property
+    def flight_address(self) -> str:
+        """The address of its Arrow Flight in a cluster; empty for a broker alone."""
+        ...
+
+    @property
     def telemetry(self) -> Telemetry:
         """The broker's metrics."""
         ...

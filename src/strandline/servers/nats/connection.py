@@ -26,8 +26,7 @@ from strandline.errors import (
     UnavailableError,
 )
 from strandline.record.envelope import MAGIC
-from strandline.record.subjects import subject_matches, validate_subject
-from strandline.security.quota import Quota
+from strandline.record.subjects import has_wildcard
 from strandline.servers.metering import WAIT_S_MAX, Allowance, Metering
 from strandline.servers.nats.backpressure import (
     QUOTA,
@@ -35,13 +34,16 @@ from strandline.servers.nats.backpressure import (
     SLICE_S,
     MessageReader,
 )
-from strandline.servers.nats.guard import EARLY_PAYLOAD_MAX, Claims, PublishGuard
+from strandline.servers.nats.guard import EARLY_PAYLOAD_MAX, Claims, ClientOptions, PublishGuard
 from strandline.servers.nats.headers import NO_RESPONDERS
-from strandline.servers.nats.inboxes import INBOX_PREFIX, PRIVATE_PREFIX, Inboxes
+from strandline.servers.nats.inboxes import (
+    Inboxes,
+    inbox_pattern,
+    private_inbox,
+)
 from strandline.servers.nats.ingest import MessageIngest
 from strandline.servers.nats.ingest_state import IngestState
 from strandline.servers.nats.jetstream.api import JetStreamApi
-from strandline.servers.nats.jetstream.subjects import PREFIX as API_PREFIX
 from strandline.servers.nats.ports import BrokerPort
 from strandline.servers.nats.protocol import (
     PING,
@@ -61,6 +63,7 @@ from strandline.servers.nats.protocol import (
     encode_message,
     encode_message_with_headers,
 )
+from strandline.servers.nats.receivers import LocalClient, LocalInbox, Receivers
 from strandline.servers.nats.replies import AckLines, error_reply, pub_ack
 from strandline.servers.round_budget import RoundBudget
 from strandline.servers.tls import certificate_name
@@ -72,7 +75,10 @@ MESSAGE_SLACK_BYTES: Final = 64 << 10
 """What headers and an envelope may add to the largest record."""
 HANDSHAKE_TIMEOUT_S = 5.0
 OKAY: Final = b"+OK\r\n"
-"""Of the subjects for replies, the only ones that anything is delivered to here."""
+JETSTREAM: Final = b"$JS."
+API_SUBJECTS: Final = b"$JS.API."
+REQUESTS: Final = (API_SUBJECTS, b"$JS.ACK.", b"$JS.FC.")
+"""What the JetStream API handles."""
 QUOTA_HOLD_S: Final = 2.0
 """How long a publisher over its quota waits for its ack at most; stock clients wait 5 s."""
 MESSAGE_OVERHEAD_BYTES: Final = 32
@@ -86,14 +92,6 @@ TRY_AGAIN: Final = "Stale Connection"
 not know they give up, and after several authorization violations too."""
 
 
-class ClientOptions(msgspec.Struct, frozen=True):
-    """The options of CONNECT that are used here; defaults are nats-server's."""
-
-    verbose: bool = True
-    headers: bool = False
-    no_responders: bool = False
-
-
 class PublisherState(IngestState):
     """The state that all publishers' connections share, with access rules and meters.
 
@@ -105,6 +103,7 @@ class PublisherState(IngestState):
         metering: the meters of principals, if shared with other servers.
         tls: our certificate; None: connections are not encrypted.
         api: answers requests of the JetStream API.
+        receivers: of what consumers deliver.
     """
 
     def __init__(
@@ -117,6 +116,7 @@ class PublisherState(IngestState):
         metering: Metering | None = None,
         tls: ssl.SSLContext | None = None,
         api: JetStreamApi | None = None,
+        receivers: Receivers | None = None,
     ) -> None:
         super().__init__(broker, "ingest", ingest=ingest, ack_lines=AckLines(b"MSG "))
         self.access = Access(config, broker)
@@ -124,6 +124,7 @@ class PublisherState(IngestState):
         self.routes = routes
         self.tls = tls
         self.api = api
+        self.receivers = receivers
         self.payload_max = config.limits.record_bytes + MESSAGE_SLACK_BYTES
         self.budget = RoundBudget(SLICE_S, ROUND_S)
         self.buffered_bytes = 0
@@ -135,19 +136,6 @@ class PublisherState(IngestState):
         self.all_gone.set()
         self.info_line = b""
         """The greeting; set before the first connection is accepted."""
-
-    def may_request(self, caller: Caller, subject: str) -> bool:
-        """Return whether a client may send a request of the API: as at nats-server."""
-        # It takes cryptography, which is loaded with access control only.
-        from strandline.servers.nats.permissions import permissions_of
-
-        acls, allowance = self.access.policy.acls, self.metering.of(caller)
-        if acls.is_admin(caller.principal):
-            return True
-        quota = allowance.quota if allowance is not None else Quota()
-        partitions = self.access.partitions
-        found = permissions_of(caller.principal, acls, quota, partitions=partitions)
-        return any(subject_matches(each, subject) for each in found.publish)
 
     def admit(self, connection: "PublisherConnection") -> bool:
         """Register a new connection; return False if there are too many."""
@@ -179,11 +167,14 @@ class PublisherConnection(MessageReader):
         early = EARLY_PAYLOAD_MAX if shared.access.is_on else shared.payload_max
         super().__init__(Parser(early, from_client=True), shared.budget)
         self._shared = shared
-        self._guard = (
-            PublishGuard(shared.access, shared.may_request) if shared.access.is_on else None
-        )
+        self._guard = PublishGuard(shared.access, shared.metering) if shared.access.is_on else None
         self._options = ClientOptions()
         self._inboxes = Inboxes()
+        self._acks: list[Message] = []
+        """Acknowledgements of deliveries that came together."""
+        receivers = shared.receivers
+        self._local = LocalClient(self, self._inboxes, receivers) if receivers is not None else None
+        """As consumers deliver to it."""
         self._buffered_bytes = 0
         self._messages = 0
         """Received since the last count was handed to the shared state."""
@@ -224,6 +215,8 @@ class PublisherConnection(MessageReader):
         super().connection_lost(exc)
         self._count_buffered(0)
         self._count_for(None)
+        if self._local is not None:
+            self._local.closed()
         self._shared.forget(self)
 
     def _take(self, events: Sequence[Event]) -> None:
@@ -251,6 +244,8 @@ class PublisherConnection(MessageReader):
             messages += 1
             self._controls = 0
             subject, _, reply, block, payload = event
+            if subject.startswith(JETSTREAM) and self._take_request(event):
+                continue
             route = remembered.get(subject) or self._find_route(subject, reply)
             if route is None or (guard is not None and not self._may_publish(subject, reply)):
                 continue
@@ -269,13 +264,36 @@ class PublisherConnection(MessageReader):
                 route.partition.append(payload, subject=route.subject, ack_sink=self, token=reply)
             if self._options.verbose:
                 self.output.append(OKAY)
+        self._hand_over_acks()
         if messages:
             self._messages += messages
             self._has_spoken = True
 
+    def _take_request(self, message: Message) -> bool:
+        """Handle a request of the JetStream API, or an acknowledgement; return whether it is."""
+        subject, _, reply, block, payload = message
+        api, guard = self._shared.api, self._guard
+        if api is None or not subject.startswith(REQUESTS):
+            return False
+        if guard is None or self._may_publish(subject, reply):
+            if subject.startswith(API_SUBJECTS):
+                self._hand_over_acks()
+                api.take(subject, reply, block=block, payload=payload, link=self)
+            else:
+                self._acks.append(message)
+        if self._options.verbose:
+            self.output.append(OKAY)
+        return True
+
+    def _hand_over_acks(self) -> None:
+        """Let the API handle the acknowledgements that came until now."""
+        acks, self._acks = self._acks, []
+        if acks and self._shared.api is not None:
+            self._shared.api.take_acks(acks, self)
+
     def _take_many(self, events: Sequence[Event]) -> bool:
         """Append what one read brought, if it is nothing but plain messages; else return False."""
-        if not are_messages(events):
+        if not are_messages(events) or events[0][0].startswith(JETSTREAM):
             return False
         guard, shared = self._guard, self._shared
         if guard is not None and not (
@@ -295,6 +313,7 @@ class PublisherConnection(MessageReader):
         shared = self._shared
         messages, self._messages = self._messages, 0
         shared.received[shared.name] += messages
+        self.message_count += messages
         if self.parser.buffered_bytes != self._buffered_bytes:
             self._count_buffered(self.parser.buffered_bytes)
         if self.output:
@@ -397,6 +416,7 @@ class PublisherConnection(MessageReader):
     def _count_for(self, caller: Caller | None) -> None:
         """Count the connection for its principal; close it if there are too many."""
         before, self._allowance = self._allowance, None
+        self.principal = caller.principal.name if caller is not None else ""
         if before is not None:
             before.close()
         allowance = self._shared.metering.of(caller) if caller is not None else None
@@ -492,11 +512,6 @@ class PublisherConnection(MessageReader):
         if route.groups:
             self._shared.ingest.take(route, reply, block=block, payload=payload, sink=self)
             return
-        api = self._shared.api
-        if api is not None and route.subject.startswith(API_PREFIX):
-            subject = route.subject.encode()
-            api.take(subject, reply, block=block, payload=payload, link=self)
-            return
         options = self._options
         if reply is None or not (options.no_responders and options.headers):
             return
@@ -558,8 +573,29 @@ class PublisherConnection(MessageReader):
 
     # Requests of the JetStream API
 
-    takes_records = False
-    """Consumers deliver at nats-server, which knows who subscribes."""
+    is_shared = False
+    """Answers go to who asked."""
+
+    def receiver(self, inbox: bytes) -> LocalInbox:
+        """Return who receives what a consumer delivers for a pull."""
+        assert self._local is not None, "there is an API"
+        return LocalInbox(self._local, inbox)
+
+    @property
+    def takes_headers(self) -> bool:
+        """Whether the client understands messages with headers."""
+        return self._options.headers
+
+    @property
+    def unread_bytes(self) -> int:
+        """How much of what was written to it waits."""
+        return self._transport.get_write_buffer_size()
+
+    def resume_writing(self) -> None:
+        """Continue, because the client has read."""
+        super().resume_writing()
+        if self._local is not None:
+            self._local.writable()
 
     @property
     def payload_max(self) -> int:
@@ -598,10 +634,12 @@ class PublisherConnection(MessageReader):
                 return
             case Connect(options):
                 self._connect(options)
-            case Subscribe(subject, sid, _):
-                self._subscribe(subject, sid)
+            case Subscribe(subject, sid, queue):
+                self._subscribe(subject, sid, queue)
             case Unsubscribe(sid, 0):
                 self._inboxes.remove(sid)
+                if self._local is not None:
+                    self._local.unsubscribed(sid)
             case Unsubscribe(sid, deliveries_max):
                 self._inboxes.limit(sid, deliveries_max)
         if self._options.verbose and self.is_open:
@@ -618,24 +656,20 @@ class PublisherConnection(MessageReader):
         if self.is_open:
             self._shared.metering.connections.note_identified(self)
 
-    def _subscribe(self, subject: bytes, sid: bytes) -> None:
+    def _subscribe(self, subject: bytes, sid: bytes, queue: bytes) -> None:
         try:
-            pattern = subject.decode()
-            validate_subject(pattern, wildcards=True)
-        except (InvalidSubjectError, UnicodeDecodeError):
-            self.output.append(encode_failure("Invalid Subject"))
-            return
-        if not pattern.startswith((INBOX_PREFIX, PRIVATE_PREFIX)):
-            self.output.append(
-                encode_failure(
-                    f'Permissions Violation for Subscription to "{pattern}": this listener takes '
-                    f"publishes and delivers replies below {INBOX_PREFIX} and {PRIVATE_PREFIX}; "
-                    "subscribe at nats-server"
-                )
-            )
+            pattern = inbox_pattern(subject)
+        except InvalidSubjectError as error:
+            self.output.append(encode_failure(error.message))
             return
         if not self._inboxes.add(pattern, sid):
             self.fail("maximum subscriptions exceeded")
+        elif self._local is not None and not has_wildcard(pattern):
+            own = ""
+            if self._guard is not None:
+                own = f"{private_inbox(self._guard.caller.principal.name)}."
+            if pattern.startswith(own):  # else a push consumer would deliver to whom it may not
+                self._local.subscribed(subject, sid, queue)
 
     def ping(self) -> None:
         """Send a ping, to check that the client is connected."""

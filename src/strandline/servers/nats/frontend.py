@@ -29,6 +29,7 @@ from strandline.servers.nats.jetstream.streams import StreamCalls
 from strandline.servers.nats.leaf_link import LeafClient
 from strandline.servers.nats.listener import IngestListener
 from strandline.servers.nats.ports import FrontEndPort
+from strandline.servers.nats.receivers import Receivers
 from strandline.servers.nats.routes import ServerRoutes
 from strandline.servers.nats.server_link import PAYLOAD_BYTES_MAX, parse_server_url
 from strandline.servers.tls import calling_context, calling_own_context
@@ -79,6 +80,7 @@ class NatsFrontEnd:
         """For clients of our own nats-server: one of the user's may have a JetStream."""
         self._consumers: ConsumerCalls | None = None
         self._leaf: LeafClient | None = None
+        self._receivers: Receivers | None = None
         self._subscribers: list[NatsClient] = []
         self._listener: IngestListener | None = None
 
@@ -148,6 +150,7 @@ class NatsFrontEnd:
                     ingest=ingest,
                     metering=self._metering,
                     api=self._api,
+                    receivers=self._receivers,
                 )
                 await self._listener.start()
         except BaseException:
@@ -176,7 +179,8 @@ class NatsFrontEnd:
         )
         self._api = JetStreamApi(broker)
         StreamCalls(self._api, self._config)
-        self._consumers = ConsumerCalls(self._api, broker.consumers, self._leaf)
+        self._receivers = Receivers(self._leaf)
+        self._consumers = ConsumerCalls(self._api, broker.consumers, self._receivers)
         await self._leaf.start(is_awaited=self._is_server_there)
         asking = NatsClient(
             broker,

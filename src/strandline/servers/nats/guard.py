@@ -5,20 +5,26 @@ cached until any rule or token changes, so that a publish costs one set lookup. 
 was revoked is disconnected with its next bytes.
 """
 
-from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
 from strandline.broker.access import Access, Caller
 from strandline.errors import StrandlineError
+from strandline.record.subjects import subject_matches
 from strandline.security.acl import Resource
 from strandline.security.policy import ClientCredentials, Policy
+from strandline.security.quota import Quota
+from strandline.servers.metering import Metering
 
 EARLY_PAYLOAD_MAX: Final = 64 << 10
 """Largest payload taken note of before it is known who sends it."""
 REQUESTS: Final = b"$JS.API."
 """What requests of the JetStream API begin with: rules about streams and groups allow them."""
+ACKNOWLEDGEMENTS: Final = (b"$JS.ACK.", b"$JS.FC.")
+"""The same for answers to deliveries, each with a subject of its own."""
+CONSUMER_TOKENS: Final = 4
+"""Their first tokens name the consumer."""
 REMEMBERED_MAX: Final = 16_384
 
 
@@ -35,17 +41,25 @@ class Claims(msgspec.Struct, frozen=True):
         return self.auth_token if self.auth_token is not None else self.password
 
 
+class ClientOptions(msgspec.Struct, frozen=True):
+    """The options of CONNECT that are used here; defaults are nats-server's."""
+
+    verbose: bool = True
+    headers: bool = False
+    no_responders: bool = False
+
+
 class PublishGuard:
     """The access control of one connection.
 
     Args:
         access: identifies clients and has the rules.
-        may_request: returns whether a client may send a request of the JetStream API.
+        metering: has the quotas.
     """
 
-    def __init__(self, access: Access, may_request: Callable[[Caller, str], bool]) -> None:
+    def __init__(self, access: Access, metering: Metering) -> None:
         self._access = access
-        self._may_request = may_request
+        self._metering = metering
         self._caller: Caller | None = None
         self._policy: Policy | None = None
         self._allowed: set[bytes] = set()
@@ -103,12 +117,38 @@ class PublishGuard:
 
     def _ask(self, subject: bytes) -> bool:
         assert self._caller is not None, "connected"
+        if subject.startswith(ACKNOWLEDGEMENTS):
+            return self._may_acknowledge(subject)
         if subject.startswith(REQUESTS):
-            return self._may_request(self._caller, subject.decode(errors="replace"))
+            return self._may_request(subject.decode(errors="replace"))
         try:
             self._caller.check(Resource("subject", subject.decode()), "publish")
         except StrandlineError:
             return False
+        return self._remember(subject)
+
+    def _may_acknowledge(self, subject: bytes) -> bool:
+        """Return whether deliveries of a consumer may be answered; asks once for each consumer."""
+        consumer = b".".join(subject.split(b".")[:CONSUMER_TOKENS])
+        if consumer in self._allowed:
+            return True
+        is_allowed = self._may_request(subject.decode(errors="replace"))
+        return is_allowed and self._remember(consumer)
+
+    def _may_request(self, subject: str) -> bool:
+        """Return whether a request of the JetStream API may be sent: as at nats-server."""
+        # It takes cryptography, which is loaded with access control only.
+        from strandline.servers.nats.permissions import permissions_of
+
+        acls, allowance = self._access.policy.acls, self._metering.of(self.caller)
+        if acls.is_admin(self.caller.principal):
+            return True
+        quota = allowance.quota if allowance is not None else Quota()
+        partitions = self._access.partitions
+        found = permissions_of(self.caller.principal, acls, quota, partitions=partitions)
+        return any(subject_matches(each, subject) for each in found.publish)
+
+    def _remember(self, subject: bytes) -> bool:
         if len(self._allowed) >= REMEMBERED_MAX:
             self._allowed.clear()
         self._allowed.add(subject)

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import Final
 from urllib.parse import quote
 
-from strandline.record.subjects import SUBJECT_BYTES_MAX, subject_matches
+from strandline.errors import InvalidSubjectError
+from strandline.record.subjects import SUBJECT_BYTES_MAX, subject_matches, validate_subject
 
 INBOX_PREFIX: Final = "_INBOX."
 """With access control everybody may receive below it."""
@@ -31,6 +32,26 @@ def private_inbox(principal: str) -> str:
 def is_private(subject: bytes) -> bool:
     """Return whether only one principal may receive what is sent to a subject."""
     return subject.startswith(PRIVATE_PREFIX.encode())
+
+
+def inbox_pattern(subject: bytes) -> str:
+    """Return the subject of a subscription at the ingest listener.
+
+    Raises:
+        InvalidSubjectError: it is invalid, or not of an inbox.
+    """
+    try:
+        pattern = subject.decode()
+        validate_subject(pattern, wildcards=True)
+    except (InvalidSubjectError, UnicodeDecodeError) as error:
+        raise InvalidSubjectError("Invalid Subject") from error
+    if not pattern.startswith((INBOX_PREFIX, PRIVATE_PREFIX)):
+        raise InvalidSubjectError(
+            f'Permissions Violation for Subscription to "{pattern}": this listener takes '
+            f"publishes and delivers replies below {INBOX_PREFIX} and {PRIVATE_PREFIX}; "
+            "subscribe at nats-server"
+        )
+    return pattern
 
 
 class Inbox:
@@ -104,6 +125,15 @@ class Inboxes:
         if len(self._patterns) < PATTERNS_MAX and self._forget_prefix(inbox):
             # Its deliveries must be counted from now on, which only the slow path does.
             self._patterns[sid] = inbox
+
+    def has(self, reply: bytes) -> bool:
+        """Return whether a subscription receives a reply."""
+        if reply.rpartition(b".")[0] in self.by_prefix:
+            return True
+        subject = reply.decode(errors="replace")
+        return subject in self._plain or any(
+            _matches(each.pattern, subject) for each in self._patterns.values()
+        )
 
     def sid_for(self, reply: bytes) -> bytes | None:
         """Return the sid that receives a reply, or None; count the delivery."""

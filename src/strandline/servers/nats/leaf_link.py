@@ -22,6 +22,7 @@ import msgspec
 from strandline.errors import UNDECODABLE, UnavailableError
 from strandline.servers.nats.backpressure import NO_TRANSPORT
 from strandline.servers.nats.inboxes import is_private
+from strandline.servers.nats.jetstream.frames import DeliveredRun, leaf_frames
 from strandline.servers.nats.server_link import (
     HANDSHAKE_TIMEOUT_S,
     Login,
@@ -322,14 +323,13 @@ class LeafClient:
     def deliver(
         self, inbox: bytes, payload: bytes, *, block: bytes, reply: bytes = b"", queue: bytes = b""
     ) -> None:
-        """Queue a record, or a status, for an inbox; lost if the link is down.
+        """Queue a status for an inbox; lost if the link is down.
 
         Args:
             inbox: where to.
             payload: the payload.
             block: a header block; empty: none.
-            reply: the reply subject; empty: none. Of a record, an ``@`` and what the receiver sees
-                as the subject follow its subject for acknowledgements.
+            reply: the reply subject; empty: none.
             queue: the queue group of which one member receives it; empty: no group does.
         """
         if self._link is None:
@@ -344,6 +344,16 @@ class LeafClient:
         else:
             line = b"LMSG %b %d\r\n" % (to, len(payload))
         self._output += (line, payload, b"\r\n")
+
+    def deliver_run(self, run: DeliveredRun, *, queue: bytes = b"") -> None:
+        """Queue records for inboxes; lost if the link is down.
+
+        Args:
+            run: the deliveries.
+            queue: the queue group of which one member receives each; empty: no group does.
+        """
+        if self._link is not None:
+            self._output.append(leaf_frames(run, queue))
 
     async def settle(self) -> None:
         """Wait until the server has handled what is sent, so that what follows comes after it.

@@ -1,8 +1,9 @@
 """The ingest listener: NATS' client protocol for publishers, without the hop through a server.
 
-It receives publishes and sends acks. It is not a NATS server: subscriptions only receive replies,
-and publishers do not receive each other's messages. Rules: connections share only the routes and
-limits here, and one connection costs the others only its share of the loop.
+It receives publishes and sends acks, and what consumers deliver. It is not a NATS server:
+subscriptions only receive that and replies, and publishers do not receive each other's messages.
+Rules: connections share only the routes, the consumers and limits, and one connection costs the
+others only its share of the loop.
 """
 
 import asyncio
@@ -22,6 +23,7 @@ from strandline.servers.nats.connection import PublisherConnection, PublisherSta
 from strandline.servers.nats.ingest import MessageIngest
 from strandline.servers.nats.jetstream.api import JetStreamApi
 from strandline.servers.nats.ports import BrokerPort
+from strandline.servers.nats.receivers import Receivers
 from strandline.servers.tasks import end_task, start_task
 from strandline.servers.tls import listening_context
 from strandline.version import __version__
@@ -46,6 +48,7 @@ class IngestListener:
         ingest: handles messages that are more than a plain payload.
         metering: the meters of principals, if shared with other servers.
         api: answers requests of the JetStream API.
+        receivers: of what consumers deliver.
 
     Raises:
         InvalidConfigError: a certificate cannot be used.
@@ -60,6 +63,7 @@ class IngestListener:
         ingest: MessageIngest,
         metering: Metering | None = None,
         api: JetStreamApi | None = None,
+        receivers: Receivers | None = None,
     ) -> None:
         self._broker = broker
         self._config = config
@@ -72,6 +76,7 @@ class IngestListener:
             metering=metering,
             tls=tls,
             api=api,
+            receivers=receivers,
         )
         self._server: asyncio.Server | None = None
         self._pinger: asyncio.Task[None] | None = None

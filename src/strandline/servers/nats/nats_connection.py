@@ -40,6 +40,7 @@ EVENTS: Final = b"events"
 API: Final = b"api"
 """Names of subscriptions that feed no stream; those of streams are numbers."""
 API_SUBJECTS: Final = b"$JS.API.>"
+ACKS: Final = b"$JS.ACK."
 ACK_SUBJECTS: Final = (b"$JS.ACK.%b.>", b"$JS.FC.%b.>")
 """Of a stream's consumers; each is its subscription's name, too."""
 
@@ -64,6 +65,8 @@ class NatsConnection(ServerLink):
         self._tables: dict[bytes, RouteTable] = {}
         self._acked: set[bytes] = set()
         """Subscriptions to acknowledgements."""
+        self._acks: list[Message] = []
+        """Acknowledgements that came together."""
         self._last_sid = 0
         self._inbox = b"_INBOX." + secrets.token_hex(11).encode()
         self._requests: dict[bytes, asyncio.Future[bytes | None]] = {}
@@ -109,6 +112,7 @@ class NatsConnection(ServerLink):
             else:
                 taker: ReplySink = self._sole if route.is_shared else self
                 route.partition.append(payload, subject=route.subject, ack_sink=taker, token=reply)
+        self._hand_over_acks()
         shared.received[shared.name] += messages
 
     def _take_many(self, events: Sequence[Event]) -> bool:
@@ -118,6 +122,10 @@ class NatsConnection(ServerLink):
         subject, sid, *_ = events[0]
         table = self._tables.get(sid)
         route = table.remembered.get(subject) if table is not None else None
+        if table is None and sid.startswith(ACKS):
+            self._acks += events
+            self._hand_over_acks()
+            return True
         if table is None or route is None:
             return False
         sink: ReplySink = self._sole if route.is_shared else self
@@ -176,15 +184,22 @@ class NatsConnection(ServerLink):
     def _take_other(self, message: Message) -> None:
         subject, sid, reply, block, payload = message
         if sid == API and self._api is not None:
+            self._hand_over_acks()
             self._api.take(subject, reply, block=block, payload=payload, link=self)
-        if sid.startswith(b"$JS.") and self._api is not None:
-            self._api.take_ack(subject, reply, payload=payload, link=self)
+        if sid.startswith(b"$JS."):
+            self._acks.append(message)
         if sid == EVENTS and self._on_message is not None:
             self._on_message()
         answer = self._requests.get(subject) if sid == REPLIES else None
         if answer is not None and not answer.done():
             is_none = block is not None and block.startswith(NO_RESPONDERS_STATUS)
             answer.set_result(None if is_none else payload)
+
+    def _hand_over_acks(self) -> None:
+        """Let the API handle the acknowledgements that came until now."""
+        acks, self._acks = self._acks, []
+        if acks and self._api is not None:
+            self._api.take_acks(acks, self)
 
     # Subscriptions
 
@@ -243,8 +258,12 @@ class NatsConnection(ServerLink):
         """End all subscriptions; messages in flight are still handled."""
         self.write(b"".join(map(encode_unsubscribe, (*self._tables, *self._acked, API))))
 
-    takes_records = True
-    """Consumers deliver to clients of nats-server."""
+    is_shared = True
+    """Whoever subscribes to an inbox at nats-server receives what is sent there."""
+
+    def receiver(self, inbox: bytes) -> bytes:
+        """Return who receives what a consumer delivers for a pull: any client of nats-server."""
+        return inbox
 
     def subscribe_acks(self, stream: str) -> None:
         """Hear the acknowledgements of a stream's consumers."""

@@ -17,13 +17,13 @@ from typing import Final, TypeGuard
 
 import msgspec
 
+from strandline.speedups import split_messages
+from strandline.speedups.pure import DIGITS_MAX
+
 LINE_BYTES_MAX: Final = 4096
 """Longest control line taken from a client, as in nats-server."""
 SERVER_LINE_BYTES_MAX: Final = 64 << 10
 """Longest line taken from a server: INFO lists a whole cluster."""
-NO_HEADERS: Final = -1
-DIGITS_MAX: Final = 19
-"""Numbers with as many digits are not read: Python's cost grows with the square."""
 HUGE: Final = 1 << 62
 NO_LIMIT: Final = 1 << 62
 
@@ -127,7 +127,6 @@ class Parser:
         self.payload_max = payload_max
         self._from_client = from_client
         self._line_max = LINE_BYTES_MAX if from_client else SERVER_LINE_BYTES_MAX
-        self._plain = b"PUB " if from_client else b"MSG "
         self._words_min = 2 if from_client else 3
         self._rest = b""
         self._body: _ArrivingMessage | None = None
@@ -171,66 +170,63 @@ class Parser:
 
     def _parse(self, data: bytes, position: int, events: list[Event], *, events_max: int) -> str:
         """Parse whole operations in ``data``; return the reason if it breaks the protocol."""
-        find, add, end = data.find, events.append, len(data)
-        plain, words_min, from_client = self._plain, self._words_min, self._from_client
-        line_max, size_word, size = self._line_max, b"", 0
-        while position < end:
-            if len(events) >= events_max:
-                self.unparsed = (data, position)
-                return ""
-            line_end = find(b"\r\n", position)
-            if line_end < 0 or line_end - position > line_max:
-                self._rest = data[position:]
-                return LINE_TOO_LONG if max(line_end, end) - position > line_max else ""
-            header_size = NO_HEADERS
-            if data[position : position + 4] == plain:
-                words = data[position + 4 : line_end].split()
-            else:
-                operation, words = _split_line(data[position:line_end])
-                if operation in (b"HPUB", b"HMSG"):
-                    if len(words) <= words_min:
-                        return PARSER_ERROR
-                    header_size = _size(words.pop(-2))
-                elif operation not in (b"PUB", b"MSG"):
-                    event = self._control(operation, words, data[position:line_end])
-                    if type(event) is Violation:
-                        return event.reason
-                    add(event)
-                    position = line_end + 2
-                    continue
-                if (operation in (b"PUB", b"HPUB")) is not from_client:
-                    return UNKNOWN_OPERATION
-            # All four kinds have one form now: subject [sid] [reply] size.
-            extra = len(words) - words_min
-            if not 0 <= extra <= 1:
-                return PARSER_ERROR
-            if words[-1] != size_word:  # most messages are as large as the one before
-                size_word = words[-1]
-                if not size_word.isdigit():
-                    return PARSER_ERROR
-                size = int(size_word) if len(size_word) < DIGITS_MAX else HUGE
-                if size > self.payload_max:
-                    return PAYLOAD_TOO_LARGE
-            if header_size > size:
-                return PARSER_ERROR
-            reply = words[-2] if extra else None
-            sid = b"" if from_client else words[1]
-            start = line_end + 2
-            stop = start + size
-            position = stop + 2
-            if position > end:
-                head = (words[0], sid, reply)
-                self._body = _ArrivingMessage(head, header_size=header_size, missing=size + 2)
-                self._continue_body(self._body, data[start:], events)
-                return ""
-            if data[stop:position] != b"\r\n":
-                return PARSER_ERROR
-            if header_size <= 0:  # clients send an empty block with messages without headers
-                add((words[0], sid, reply, None, data[start:stop]))
-            else:
-                split = start + header_size
-                add((words[0], sid, reply, data[start:split], data[split:stop]))
-        return ""
+        end, reason = len(data), ""
+        while position < end and not reason and not self._deaf:
+            position = split_messages(
+                data,
+                position,
+                events,
+                is_published=self._from_client,
+                line_max=self._line_max,
+                payload_max=self.payload_max,
+                count_max=events_max,
+            )
+            if position < end:
+                if len(events) >= events_max:
+                    self.unparsed = (data, position)
+                    break
+                position, reason = self._parse_one(data, position, events)
+        return reason
+
+    def _parse_one(self, data: bytes, position: int, events: list[Event]) -> tuple[int, str]:
+        """Parse one operation of any form; return where it ends, or the reason if it is none."""
+        line_end, end = data.find(b"\r\n", position), len(data)
+        if line_end < 0 or line_end - position > self._line_max:
+            self._rest = data[position:]
+            is_long = max(line_end, end) - position > self._line_max
+            return end, LINE_TOO_LONG if is_long else ""
+        header_size = 0
+        operation, words = _split_line(data[position:line_end])
+        if operation in (b"HPUB", b"HMSG"):
+            if len(words) <= self._words_min:
+                return end, PARSER_ERROR
+            header_size = _size(words.pop(-2))
+        elif operation not in (b"PUB", b"MSG"):
+            event = self._control(operation, words, data[position:line_end])
+            if type(event) is Violation:
+                return end, event.reason
+            events.append(event)
+            return line_end + 2, ""
+        if (operation in (b"PUB", b"HPUB")) is not self._from_client:
+            return end, UNKNOWN_OPERATION
+        # All four kinds have one form now: subject [sid] [reply] size.
+        extra = len(words) - self._words_min
+        if not 0 <= extra <= 1 or not words[-1].isdigit():
+            return end, PARSER_ERROR
+        size = _size(words[-1])
+        if size > self.payload_max:
+            return end, PAYLOAD_TOO_LARGE
+        if header_size > size:
+            return end, PARSER_ERROR
+        reply = words[-2] if extra else None
+        sid = b"" if self._from_client else words[1]
+        # Its payload may arrive in many pieces; here it is whole only if the line had an odd form.
+        self._body = _ArrivingMessage(
+            (words[0], sid, reply), header_size=header_size, missing=size + 2
+        )
+        start = line_end + 2
+        body = data[start : start + size + 2]
+        return start + self._continue_body(self._body, body, events), ""
 
     def _continue_body(self, body: _ArrivingMessage, data: bytes, events: list[Event]) -> int:
         """Add to an arriving payload; return how many bytes of ``data`` belong to it."""
@@ -244,8 +240,8 @@ class Parser:
             self._violate(PARSER_ERROR, events)
             return taken
         content = memoryview(body.data)
-        split = max(body.header_size, 0)
-        block = bytes(content[:split]) if split else None
+        split = body.header_size
+        block = bytes(content[:split]) or None
         events.append((*body.head, block, bytes(content[split:-2])))
         return taken
 

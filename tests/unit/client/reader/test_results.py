@@ -3,7 +3,12 @@
 import asyncio
 import concurrent.futures
 import pickle
+import queue
+import threading
+import time
 from datetime import UTC, datetime
+
+import pytest
 
 from strandline.client.reader.results import Ack, AckFuture, Record
 
@@ -55,3 +60,54 @@ async def test_a_cancelled_await_leaves_the_append_alone():
     assert not future.cancelled()
     future.set_result(1)
     assert future.result() == 1
+
+
+def test_a_future_has_the_fields_of_every_other_future():
+    """Its lock is made late; a Python whose futures have other fields would not notice them."""
+    added = {"_lock", "seen"}
+    assert set(vars(AckFuture())) - added == set(vars(concurrent.futures.Future())) - {"_condition"}
+    future = AckFuture()
+    future.set_result(1)
+    assert future._lock is None, "nobody needed it"
+    assert (future.done(), future.running(), future.cancelled()) == (True, False, False)
+
+
+@pytest.mark.parametrize("wait", ["result", "exception", "wait", "callback"])
+def test_a_future_wakes_whoever_waits_whenever_that_began(wait):
+    """Before, after or while the outcome is set; each waiter gets it once."""
+    for outcome in (7, ValueError("refused")):
+        for number in range(100):
+            future, seen, go = AckFuture(), queue.Queue(), threading.Barrier(2)
+
+            def look(future=future, seen=seen, go=go):
+                go.wait()
+                if wait == "wait":
+                    concurrent.futures.wait([future], timeout=10)
+                if wait == "callback":
+                    future.add_done_callback(seen.put)
+                else:
+                    seen.put(future.exception(10) or future.result(10))
+
+            thread = threading.Thread(target=look)
+            thread.start()
+            go.wait()
+            for _ in range(number % 30):
+                time.sleep(0)
+            settle = future.set_result if outcome == 7 else future.set_exception
+            settle(outcome)
+            thread.join(10)
+            assert seen.get(timeout=10) in (outcome, future)
+            assert seen.empty()
+
+
+def test_a_future_has_one_outcome():
+    """A second one is an error, whether or not anybody looked at the first."""
+    for look in (lambda _: None, lambda future: future.done()):
+        future = AckFuture()
+        future.set_result(1)
+        look(future)
+        with pytest.raises(concurrent.futures.InvalidStateError):
+            future.set_result(2)
+        with pytest.raises(concurrent.futures.InvalidStateError):
+            future.set_exception(OSError())
+        assert future.result() == 1

@@ -14,13 +14,13 @@ from strandline.core.consumers.consumer import (
     Wanted,
 )
 from strandline.core.consumers.effects import (
-    DeliverRecord,
+    DeliverRun,
     EndPull,
     RequestFlowControl,
     SendHeartbeat,
 )
 from strandline.core.consumers.flow import WINDOW_BYTES_FIRST, WINDOW_BYTES_MAX, FlowWindow
-from strandline.core.consumers.pulls import Pull
+from strandline.core.consumers.pulls import TIMERS_MIN, Pull
 from strandline.core.consumers.state import ConsumerState, decode_state, encode_state
 from strandline.errors import InvalidRecordError
 
@@ -28,8 +28,9 @@ from strandline.errors import InvalidRecordError
 class Bench:
     """A consumer of a log with a given number of records, driven like its runner drives it."""
 
-    def __init__(self, records=0, *, state=None, flow=None, **policy):
+    def __init__(self, records=0, *, state=None, flow=None, at_once=3, **policy):
         self.records = records
+        self.at_once = at_once
         self.now_ms = 0.0
         self.policy = ConsumerPolicy(**policy)
         self.consumer = PullConsumer(self.policy, state or ConsumerState(), self.now_ms, flow=flow)
@@ -56,11 +57,14 @@ class Bench:
                 effects += self.consumer.exhausted()
                 break
             else:
-                effects += self.consumer.deliver(wanted.sequence, size, self.now_ms)
+                stop = wanted.sequence + (1 if wanted.is_again else self.at_once)
+                offered = range(wanted.sequence, min(stop, self.records + 1))
+                effects += self.consumer.deliver(offered, [size] * len(offered), self.now_ms)
             self.consumer.check()
         if self.is_stored:
-            for sequence, _, _ in sent(effects):
-                self.consumer.sent(sequence, self.now_ms)
+            for each in effects:
+                if isinstance(each, DeliverRun):
+                    self.consumer.sent(each.sequences, self.now_ms)
         return effects
 
     def ack(self, sequence, kind="ack", *, consumer_sequence=0, delay_ms=0):
@@ -86,10 +90,17 @@ class Bench:
 
 def sent(effects):
     return [
-        (e.sequence, e.consumer_sequence, e.deliveries)
-        for e in effects
-        if isinstance(e, DeliverRecord)
+        (sequence, number, run.deliveries)
+        for run in effects
+        if isinstance(run, DeliverRun)
+        for number, sequence in enumerate(run.sequences, run.consumer_sequence)
     ]
+
+
+def receivers(effects):
+    """The pull of each record."""
+    runs = [each for each in effects if isinstance(each, DeliverRun)]
+    return [run.tokens[n % len(run.tokens)] for run in runs for n in range(len(run.sequences))]
 
 
 def ended(effects):
@@ -103,14 +114,18 @@ def test_a_pull_gets_as_many_as_it_wants():
     assert sent(bench.pull(batch=9)) == [(4, 4, 1), (5, 5, 1)]
 
 
-def test_waiting_pulls_take_turns():
+@pytest.mark.parametrize("at_once", [1, 2, 3, 4, 5, 100])
+def test_waiting_pulls_take_turns(at_once):
     """A record each."""
-    bench = Bench(0)
+    bench = Bench(0, at_once=at_once)
     bench.pull("a", batch=2)
-    bench.pull("b", batch=2)
-    bench.records = 3
-    tokens = [each.token for each in bench.run()]
-    assert tokens == ["a", "b", "a"]
+    bench.pull("b", batch=3)
+    bench.pull("c", batch=9)
+    bench.records = 10
+    assert receivers(bench.run()) == [*"abcabcbccc"]
+    bench.pull("d")
+    bench.records = 12
+    assert receivers(bench.run()) == [*"cd"]
 
 
 def test_who_does_not_wait_is_told_the_end():
@@ -359,7 +374,7 @@ def test_a_full_window_waits_for_its_answer():
     bench.consumer.pulls.clear()
     bench.consumer.pull(Pull("to", batch=ENDLESS, heartbeat_ms=50), 0)
     effects = bench.run(size=MIB // 2)
-    assert [type(each) for each in effects[:4]] == [DeliverRecord] * 3 + [RequestFlowControl]
+    assert [type(each) for each in effects[:2]] == [DeliverRun, RequestFlowControl]
     assert len(sent(effects)) == 5, "2 MiB and one more"
     assert bench.sleep(50) == [SendHeartbeat("to", 5, 5, request=1)]
     assert not bench.consumer.flow.answered(2)
@@ -466,9 +481,10 @@ class ConsumerMachine(RuleBasedStateMachine):
         options = {"batch": batch, "no_wait": no_wait, "bytes_max": bytes_max}
         self._judge(self.bench.pull(self.pulls, expires_ms=expires, **options))
 
-    @rule(count=st.integers(1, 3))
-    def publish(self, count):
+    @rule(count=st.integers(1, 6), at_once=st.integers(1, 5))
+    def publish(self, count, at_once):
         self.bench.records += count
+        self.bench.at_once = at_once
         self._judge(self.bench.run())
 
     @precondition(lambda self: self.counts)
@@ -510,7 +526,8 @@ TestConsumerMachine.settings = settings(max_examples=60, stateful_step_count=40,
 def test_a_life_with_restarts_loses_nothing(seed):
     """With clients that die, delay and reject, every record is acknowledged once in the end."""
     chosen = random.Random(seed)
-    bench = Bench(0, ack_wait_ms=50, max_ack_pending=chosen.choice([1, 3, 10]))
+    pending, at_once = chosen.choice([1, 3, 10]), chosen.choice([1, 2, 20])
+    bench = Bench(0, ack_wait_ms=50, max_ack_pending=pending, at_once=at_once)
     done, delivered, token = set(), {}, 0
     for _ in range(2_000):
         bench.records = min(200, bench.records + chosen.randrange(3))
@@ -537,3 +554,31 @@ def test_a_life_with_restarts_loses_nothing(seed):
             break
     assert done == set(range(1, 201))
     assert bench.floor()[1] == 200
+
+
+@given(st.permutations(range(1, 9)), st.integers(0, 8), st.integers(0, 8))
+def test_acknowledgements_that_come_together_count_as_each_alone(order, cut, end):
+    """Whatever their order, and whichever come again."""
+    acks = order[: max(cut, end)] + order[:cut]
+    one, many = Bench(8), Bench(8)
+    for bench in (one, many):
+        bench.pull(batch=8)
+    for sequence in acks:
+        one.ack(sequence)
+    many.consumer.ack_many([(sequence, sequence) for sequence in acks])
+    many.consumer.check()
+    assert encode_state(many.consumer.state) == encode_state(one.consumer.state)
+
+
+def test_acknowledged_records_of_a_run_do_not_stay_in_the_heap():
+    """Although one of them, delivered before the others, waits for its acknowledgement."""
+    bench = Bench(0, ack_wait_ms=1_000_000, max_ack_pending=0, at_once=100)
+    bench.push()
+    for last in range(100, 40 * 100, 100):
+        bench.records = last
+        bench.run()
+        bench.consumer.ack_many([(each, each) for each in range(max(2, last - 99), last + 1)])
+    assert bench.consumer._timed <= 2 * TIMERS_MIN
+    assert list(bench.consumer.state.pending) == [1]
+    bench.consumer.check()
+    assert [each[0] for each in sent(bench.sleep(1_000_000))] == [1]

@@ -43,7 +43,7 @@ def consumer(records=0, *, pulls=0, **policy):
     if records:
         found.pull(Pull("first", batch=records), 0.0)
     for sequence in range(1, records + 1):
-        found.deliver(sequence, 10, 0.0)
+        found.deliver([sequence], [10], 0.0)
     for number in range(pulls):
         found.pull(Pull(number, expires_ms=1e6, heartbeat_ms=100_000, no_wait=True), 0.0)
     return found
@@ -122,7 +122,7 @@ def test_heartbeats_and_ends_come_when_they_are_due():
     found = consumer()
     for number in range(3):
         found.pull(Pull(number, batch=9, expires_ms=50.0, heartbeat_ms=20), 0.0)
-    found.deliver(1, 10, 15.0)  # puts off the heartbeat of the first one
+    found.deliver([1], [10], 15.0)  # puts off the heartbeat of the first one
     assert found.next_due_ms == 20.0
     assert [each.token for each in found.tick(20.0)] == [1, 2]
     assert [each.token for each in found.tick(35.0)] == [0]
@@ -138,7 +138,7 @@ def test_times_of_served_pulls_are_not_kept():
     found = consumer(acks="none")
     for number in range(1, 3 * TIMERS_MIN):
         found.pull(Pull(number, expires_ms=1e9), 0.0)
-        found.deliver(number, 10, 0.0)
+        found.deliver([number], [10], 0.0)
     assert len(found.pulls._timers) <= TIMERS_MIN
     assert found.next_due_ms is None
     assert not found.pulls._timers

@@ -42,6 +42,7 @@ class FakeBroker:
     config: BrokerConfig = field(
         default_factory=lambda: BrokerConfig(http_port=0, data_dir="/data/<b>")
     )
+    flight_address: str = ""
     clock: ManualClock = field(default_factory=ManualClock)
     telemetry: Telemetry = field(default_factory=Telemetry)
     why_not_ready: str = ""
@@ -77,7 +78,7 @@ def broker():
 
 @pytest.fixture
 async def front_end(broker):
-    front_end = HttpFrontEnd(broker, broker.config)
+    front_end = HttpFrontEnd(broker, broker.config, lambda: 0)
     await front_end.start()
     yield front_end
     await front_end.stop()

@@ -13,7 +13,7 @@ Rules:
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
@@ -27,6 +27,7 @@ from strandline.errors import (
     StrandlineError,
     UnknownStreamError,
 )
+from strandline.servers.nats.atomic_batches import DIGITS_MAX, LEVEL_MAX
 from strandline.servers.nats.headers import VERSION_LINE, parse_headers
 from strandline.servers.nats.jetstream.errors import (
     API_LEVEL,
@@ -45,6 +46,7 @@ from strandline.servers.nats.jetstream.errors import (
 from strandline.servers.nats.jetstream.subjects import ApiCall, parse_subject
 from strandline.servers.nats.jetstream.views import JetStreamView, split_name, view_of
 from strandline.servers.nats.ports import JetStreamPort
+from strandline.servers.nats.protocol import Message
 from strandline.types import PartitionName
 
 logger = logging.getLogger(__name__)
@@ -89,8 +91,12 @@ class ApiLink(Protocol):
         ...
 
     @property
-    def takes_records(self) -> bool:
-        """Whether consumers can deliver to its clients."""
+    def is_shared(self) -> bool:
+        """Whether others than who asked could receive an answer."""
+        ...
+
+    def receiver(self, inbox: bytes) -> object:
+        """Return who receives what a consumer delivers for a pull, as ``Receivers`` knows it."""
         ...
 
 
@@ -150,17 +156,11 @@ class ApiRequest(NamedTuple):
 Handler = Callable[[ApiRequest], Awaitable[ApiReply]]
 
 
-class AckHandler(Protocol):
-    """A handler of acknowledgements."""
-
-    def __call__(
-        self, subject: bytes, reply: bytes | None, *, payload: bytes, link: ApiLink
-    ) -> None:
-        """Handle one."""
-        ...
+AckHandler = Callable[[Sequence[Message], ApiLink], None]
+"""Handles acknowledgements that came together."""
 
 
-def _ignore_ack(subject: bytes, reply: bytes | None, *, payload: bytes, link: ApiLink) -> None:
+def _ignore_acks(messages: Sequence[Message], link: ApiLink) -> None:
     """Without consumers there is nothing to acknowledge."""
 
 
@@ -185,8 +185,7 @@ class JetStreamApi:
     def __init__(self, broker: JetStreamPort) -> None:
         self.broker = broker
         self.handlers: dict[str, Handler] = {"": _unknown}
-        self.take_ack: AckHandler = _ignore_ack
-        """Handles acknowledgements."""
+        self.take_acks: AckHandler = _ignore_acks
         self.consumers_of: Callable[[Partition], int] = lambda _: 0
         """Returns how many consumers a partition has."""
         self.stream_deleted: Callable[[str], Awaitable[None]] = _ignore_stream
@@ -395,7 +394,7 @@ def _direct_refusal(error: ApiError) -> ApiReply:
 
 
 def _has_level(block: bytes | None) -> bool:
-    """Return whether a request needs no more than level 0 of the API, the only one here."""
+    """Return whether a request needs no higher level of the API than ours."""
     if block is None or API_LEVEL_HEADER.encode() not in block:
         return True
     try:
@@ -403,4 +402,4 @@ def _has_level(block: bytes | None) -> bool:
     except InvalidRecordError:
         return False
     value = headers.get(API_LEVEL_HEADER, b"0")
-    return value.isdigit() and not value.strip(b"0")
+    return value.isdigit() and len(value) <= DIGITS_MAX and int(value) <= LEVEL_MAX

@@ -11,7 +11,7 @@ Rules:
 import asyncio
 import logging
 import secrets
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -30,7 +30,7 @@ from strandline.errors import (
     UnknownGroupError,
 )
 from strandline.record.subjects import subject_matches
-from strandline.servers.nats.jetstream.ack_bodies import parse_ack_body
+from strandline.servers.nats.jetstream.ack_bodies import PLAIN_ACKS, parse_ack_body
 from strandline.servers.nats.jetstream.api import (
     ApiLink,
     ApiReply,
@@ -79,6 +79,7 @@ from strandline.servers.nats.jetstream.subjects import (
     AckSubject,
     ApiCall,
     parse_ack,
+    parse_acks,
     parse_flow,
 )
 from strandline.servers.nats.jetstream.times import (
@@ -87,7 +88,8 @@ from strandline.servers.nats.jetstream.times import (
     parse_time,
 )
 from strandline.servers.nats.jetstream.views import JetStreamView, shown_name
-from strandline.servers.nats.leaf_link import LeafClient
+from strandline.servers.nats.protocol import Message
+from strandline.servers.nats.receivers import Receivers
 from strandline.types import LeaderEpoch, PartitionName
 
 logger = logging.getLogger(__name__)
@@ -97,7 +99,6 @@ CONSUMERS_MAX: Final = 1_000
 ADOPT_INTERVAL_S: Final = 0.25
 NAMES_PER_PAGE: Final = 1024
 CONSUMERS_PER_PAGE: Final = 256
-ELSEWHERE: Final = "409 Consumers deliver at the port of nats-server only"
 EARLY_ACKS_MAX: Final = 1_000
 """Acknowledgements that wait until consumers are loaded; the messages of others come again."""
 
@@ -151,28 +152,28 @@ class ConsumerCalls:
     Args:
         api: finds streams, and answers.
         store: keeps durable consumers.
-        leaf: delivers records.
+        receivers: of what consumers deliver.
     """
 
-    def __init__(self, api: JetStreamApi, store: ConsumerStore, leaf: LeafClient) -> None:
+    def __init__(self, api: JetStreamApi, store: ConsumerStore, receivers: Receivers) -> None:
         self._api = api
         self._store = store
         self._led: dict[PartitionName, _LedConsumers] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_stopping = False
         self._host = RunnerHost(
-            leaf, api.broker.clock, RecordCounter(), api.on_thread, self._keep, self._ended
+            receivers, api.broker.clock, RecordCounter(), api.on_thread, self._keep, self._ended
         )
-        self._leaf = leaf
-        leaf.on_interest_changed = self._interest_changed
+        self._leaf = leaf = receivers.leaf
+        leaf.on_interest_changed = receivers.on_interest_changed = self._interest_changed
         leaf.on_connected = self._reconnected
-        leaf.on_writable = self._wake_all
+        leaf.on_writable = receivers.on_writable = self._wake_all
         self._adopted = asyncio.Event()
         self._unadopted: set[str] = set()
         """Streams that this broker may have begun to lead, whose consumers may not work yet."""
         api.broker.on_image(self._review)
         api.broker.on_leading(self._adopt_soon)
-        api.take_ack = self._take_ack
+        api.take_acks = self._take_acks
         api.consumers_of = self._count
         api.stream_deleted = self._forget_stream
         api.handlers |= {
@@ -414,8 +415,6 @@ class ConsumerCalls:
         made_up = secrets.token_hex(4)
         config = consumer_config(request.call, body, made_up)
         view = self._api.view(request)
-        if config.is_push and not request.link.takes_records:
-            reject_consumer("consumers deliver at the port of nats-server only")
         self._check_target(view, config)
         async with led.lock:
             runner = led.runners.get(config.name)
@@ -485,7 +484,7 @@ class ConsumerCalls:
         info = await runner.info()
         if runner.config.deliver_subject:
             # nats.py ends a watch if nothing is pending and it has received nothing.
-            await self._host.leaf.settle()
+            await self._leaf.settle()
         return request.answer(**msgspec.structs.asdict(info))
 
     async def _delete(self, request: ApiRequest) -> ApiReply:
@@ -542,22 +541,51 @@ class ConsumerCalls:
 
     async def _next(self, request: ApiRequest) -> ApiReply:
         runner = await self._found(request)
-        if not request.link.takes_records:
-            return status(ELSEWHERE)
-        pull = self._parse_pull(runner, request.reply, request.payload)
+        pull = self._parse_pull(runner, request.reply, request.payload, link=request.link)
         if isinstance(pull, str):
             return status(pull)
-        runner.pull(request.reply, pull)
+        runner.pull(pull)
         return ApiReply(b"", b"", is_silent=True)
 
-    def _parse_pull(self, runner: ConsumerRunner, inbox: bytes, payload: bytes) -> Pull | str:
-        if not self._leaf.may_send(inbox):
+    def _parse_pull(
+        self, runner: ConsumerRunner, inbox: bytes, payload: bytes, *, link: ApiLink
+    ) -> Pull | str:
+        token = link.receiver(inbox)
+        if isinstance(token, bytes) and not self._leaf.may_send(token):
             # Not 403: nats.js would wait for its heartbeats.
             return f"400 Bad Request - {PUBLIC_INBOX.description}"
         now_ms = self._api.broker.clock.monotonic_ms()
-        return parse_pull(runner.config, inbox, payload, now_ms=now_ms)
+        return parse_pull(runner.config, token, payload, now_ms=now_ms)
 
     # Acknowledgements
+
+    def _take_acks(self, messages: Sequence[Message], link: ApiLink) -> None:
+        """Handle acknowledgements that came together; plain ones of a consumer by one call."""
+        subjects, _, replies, _, payloads = zip(*messages, strict=True)
+        if replies.count(None) == len(replies) and PLAIN_ACKS.issuperset(payloads):
+            acks = parse_acks(subjects)
+            runners = {names: self._acked_runner(*names) for names in acks}
+            if None not in runners.values():
+                for names, runner in runners.items():
+                    if runner is not None:
+                        runner.ack_many(acks[names])
+                return
+        for subject, _, reply, _, payload in messages:
+            self._take_ack(subject, reply, payload=payload, link=link)
+
+    def _acked_runner(self, stream: str, consumer: str) -> ConsumerRunner | None:
+        """Return who is acknowledged, if it works here."""
+        led = self._led_here(stream)[1]
+        return led.runners.get(consumer) if led is not None else None
+
+    def _led_here(self, stream: str) -> tuple[bool, _LedConsumers | None]:
+        """Return whether this broker leads a stream, and if they are loaded its consumers."""
+        view = self._api.find_quietly(stream)
+        if view is None or not view.is_exact or not view.partitions[0].is_led:
+            return False, None
+        led = self._led.get(view.partitions[0].name)
+        is_loaded = led is not None and led.is_loaded and led.is_current(view)
+        return True, led if is_loaded else None
 
     def _take_ack(
         self, subject: bytes, reply: bytes | None, *, payload: bytes, link: ApiLink
@@ -567,11 +595,10 @@ class ConsumerCalls:
             self._take_flow(subject.decode(errors="replace"))
             return
         ack = parse_ack(subject.decode(errors="replace"))
-        view = None if ack is None else self._api.find_quietly(ack.stream)
-        if ack is None or view is None or not view.is_exact or not view.partitions[0].is_led:
+        is_led, led = self._led_here(ack.stream) if ack is not None else (False, None)
+        if ack is None or not is_led:
             return
-        led = self._led.get(view.partitions[0].name)
-        if led is None or not led.is_loaded or not led.is_current(view):
+        if led is None:
             # The first message that a new leader receives for a consumer may be an acknowledgement.
             if len(self._tasks) < EARLY_ACKS_MAX:
                 self._spawn(self._take_early(ack, reply, payload=payload, link=link))
@@ -620,10 +647,10 @@ class ConsumerCalls:
                 link.flush_answers()
 
         if body.pull is not None:
-            pull = self._parse_pull(runner, reply or b"", body.pull)
+            pull = self._parse_pull(runner, reply or b"", body.pull, link=link)
             runner.ack("ack", ack)
             if reply is not None and isinstance(pull, Pull):
-                runner.pull(reply, pull)
+                runner.pull(pull)
             elif reply is not None and isinstance(pull, str):
                 link.deliver_with_headers(reply, b"", block=status(pull).block)
                 link.flush_answers()

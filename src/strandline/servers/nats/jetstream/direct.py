@@ -13,8 +13,8 @@ from strandline.broker.write_path.partition import Partition
 from strandline.servers.nats.jetstream.api import ApiReply, ApiRequest, JetStreamApi, status
 from strandline.servers.nats.jetstream.errors import BAD_REQUEST, reject, reject_json
 from strandline.servers.nats.jetstream.integers import Count
+from strandline.servers.nats.jetstream.messages import StoredMessage
 from strandline.servers.nats.jetstream.records import (
-    StoredMessage,
     check_pattern,
     count_matching,
     messages_at,
@@ -141,7 +141,7 @@ class DirectBatches:
         search = partition.find_runs(*patterns)
         while position < end:
             found, position = await self._api.on_thread(read_some, partition, position, search)
-            if not all(batch.send(each) for each in found if each.sequence <= end):
+            if not all(batch.send(each) for each in found.messages() if each.sequence <= end):
                 break
         return status("404 Message Not Found") if batch.is_empty else batch.end()
 

@@ -31,6 +31,11 @@ class Pacer:
         self._spent_ms = 0.0
         """The time by which all that was sent fits the rate."""
 
+    @property
+    def is_on(self) -> bool:
+        """Whether a record may have to wait."""
+        return bool(self._original_to or self._ms_per_byte)
+
     def due_ms(self, sequence: int, time_ns: int) -> float:
         """Return the time before which a record must not be delivered; 0: none."""
         due_ms = 0.0

@@ -38,6 +38,12 @@ class PendingCounter:
         self.heads: SubjectHeads | None = None
         """Those that a consumer of the last record per subject begins with."""
 
+    @property
+    def reads_nothing(self) -> bool:
+        """Whether counting needs no files, so that it can be done at once."""
+        is_plain = not self._patterns and self.heads is None
+        return is_plain and self._counter.is_dense(self._partition)
+
     def refresh(self, after: int) -> int:
         """Return how many records follow a sequence; reads only new ones; any thread."""
         if self.heads is None:

@@ -22,13 +22,13 @@ class _NextRequest(msgspec.Struct, frozen=True):
 
 
 def parse_pull(
-    config: ConsumerConfig, inbox: bytes, payload: bytes, *, now_ms: float
+    config: ConsumerConfig, token: object, payload: bytes, *, now_ms: float
 ) -> Pull | str:
     """Return the pull that a body asks for, or the status that rejects it.
 
     Args:
         config: of the consumer.
-        inbox: the pull's token.
+        token: the pull's.
         payload: the body.
         now_ms: the time.
     """
@@ -54,7 +54,7 @@ def parse_pull(
     if config.max_bytes and bytes_max > config.max_bytes:
         return f"409 Exceeded MaxRequestMaxBytes of {config.max_bytes}"
     return Pull(
-        inbox,
+        token,
         batch=batch,
         expires_ms=now_ms + expires / NS_PER_MS if expires else None,
         no_wait=bool(body.no_wait),

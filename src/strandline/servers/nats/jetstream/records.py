@@ -6,8 +6,7 @@ subject index. Where a segment has none, a search reads records; one that has re
 that. ``state`` counts records.
 """
 
-import base64
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -16,15 +15,13 @@ from strandline.api.tickets import ReadRequest
 from strandline.broker.read_path.subject_retention import RetainedSearch, SubjectRetention
 from strandline.broker.read_path.subject_search import SubjectSearch, Tally
 from strandline.broker.write_path.partition import Partition
-from strandline.errors import InvalidRecordError, InvalidSubjectError, OffsetOutOfRangeError
+from strandline.errors import InvalidSubjectError, OffsetOutOfRangeError
 from strandline.reading.cursor import Cursor, PartitionRange
 from strandline.reading.descending import DescendingCursor
 from strandline.record.batch import read_header
-from strandline.record.codec import Headers, decode_batches
+from strandline.record.codec import decode_batches
 from strandline.record.decode import walk
 from strandline.record.subjects import subject_matches, validate_subject
-from strandline.servers.nats.headers import encode_headers
-from strandline.servers.nats.ingest import KEY_HEADER
 from strandline.servers.nats.jetstream.errors import (
     BAD_REQUEST,
     UNAVAILABLE,
@@ -32,7 +29,13 @@ from strandline.servers.nats.jetstream.errors import (
     detailed,
     reject,
 )
-from strandline.servers.nats.jetstream.times import format_time
+from strandline.servers.nats.jetstream.messages import (
+    COLUMNS,
+    MessageRun,
+    StoredMessage,
+    joined,
+    run_of,
+)
 from strandline.types import Offset
 
 BATCH_BYTES: Final = 2 << 20
@@ -45,28 +48,6 @@ SUBJECTS_PER_PAGE: Final = 100_000
 PORTION_BYTES: Final = 256 << 10
 PORTIONS: Final = 64
 """How many are read at once if no record in them matches."""
-COLUMNS: Final = ["offset", "timestamp", "subject", "key", "value", "headers"]
-
-
-class StoredMessage(NamedTuple):
-    """A record as a message of NATS."""
-
-    sequence: int
-    subject: str
-    time_ns: int
-    block: bytes
-    """Its header block; empty if it has no headers."""
-    payload: bytes
-
-    @property
-    def in_json(self) -> dict[str, object]:
-        """As an answer of STREAM.MSG.GET carries it."""
-        found: dict[str, object] = {"subject": self.subject, "seq": self.sequence}
-        if self.block:
-            found["hdrs"] = base64.b64encode(self.block).decode()
-        if self.payload:
-            found["data"] = base64.b64encode(self.payload).decode()
-        return {**found, "time": format_time(self.time_ns)}
 
 
 def check_pattern(pattern: str) -> None:
@@ -142,7 +123,8 @@ def _read_run(
         return 0  # it was just deleted
     for batch in decode_batches(buffer, columns=COLUMNS):
         is_wanted = np.isin(batch.column("offset").to_numpy(), wanted)
-        found |= {m.sequence: m for m in messages_of(batch.take(np.flatnonzero(is_wanted)))}
+        messages = run_of(batch.take(np.flatnonzero(is_wanted))).messages()
+        found |= {message.sequence: message for message in messages}
     end, view = stop, memoryview(buffer)
     if buffer.size:
         end = read_header(view, walk(view)[-1][0]).next_offset
@@ -258,7 +240,7 @@ def _first(partition: Partition, start: int, stop: int) -> StoredMessage | None:
     cursor = open_cursor(partition, start, stop, columns=COLUMNS, batch_bytes=FIRST_BYTES)
     while cursor.has_more:
         for batch, _ in cursor.read():
-            return next(iter(messages_of(batch.slice(0, 1))))
+            return next(run_of(batch.slice(0, 1)).messages())
     return None
 
 
@@ -276,7 +258,7 @@ def _search(cursor: Cursor[Partition]) -> Offset | None:
 
 def read_some(
     partition: Partition, offset: int, search: SubjectSearch | None
-) -> tuple[list[StoredMessage], int]:
+) -> tuple[MessageRun, int]:
     """Read some records from an offset on, those whose subjects match one of the patterns.
 
     Args:
@@ -292,17 +274,18 @@ def read_some(
     if start < end and search is not None and patterns:
         start = search.next_run(start, end).start
     if start >= end:
-        return [], start
+        return MessageRun.of(()), start
     extent = PartitionRange(partition, Offset(start), end, may_move=True)
     request = ReadRequest(stream=partition.name.stream, columns=COLUMNS, batch_bytes=PORTION_BYTES)
     cursor = Cursor(request, extent, names=COLUMNS)
     for _ in range(PORTIONS):
         if not cursor.has_more:
             break
-        found = [m for batch, _ in cursor.read() for m in messages_of(matching(batch, patterns))]
-        if found:
-            return found, cursor.position
-    return [], cursor.position
+        found = [run_of(matching(batch, patterns)) for batch, _ in cursor.read()]
+        run = joined(found)
+        if run.sequences:
+            return run, cursor.position
+    return MessageRun.of(()), cursor.position
 
 
 def count_matching(partition: Partition, start: int, end: int, *, patterns: tuple[str, ...]) -> int:
@@ -371,45 +354,3 @@ def _tally_batch(tallies: dict[str, Tally], batch: pa.RecordBatch) -> None:
 
 def _too_much(what: str) -> ApiRejection:
     return ApiRejection(detailed(UNAVAILABLE, f"{what}, and they have no subject index"))
-
-
-def messages_of(batch: pa.RecordBatch) -> list[StoredMessage]:
-    """Return the records of a batch with ``COLUMNS``."""
-    offsets, times, subjects, keys, values, headers = batch.columns
-    rows = zip(
-        offsets.to_pylist(),
-        times.cast(pa.int64()).to_pylist(),
-        subjects.to_pylist(),
-        keys.to_pylist(),
-        values.to_pylist(),
-        headers.to_pylist(),
-        strict=True,
-    )
-    return [
-        StoredMessage(offset + 1, subject, time, header_block(key, pairs), value or b"")
-        for offset, time, subject, key, value, pairs in rows
-    ]
-
-
-def header_block(key: bytes | None, headers: Headers | None) -> bytes:
-    """Return a record's headers and key as a header block; empty if it has neither.
-
-    What no header of NATS can carry, such as a line break, is left out.
-    """
-    pairs = list(headers or ())
-    if key is not None:
-        pairs.append((KEY_HEADER, key))
-    if not pairs:
-        return b""
-    try:
-        return encode_headers(pairs)
-    except InvalidRecordError:
-        return encode_headers([pair for pair in pairs if _is_encodable(pair)])
-
-
-def _is_encodable(pair: tuple[str, bytes]) -> bool:
-    try:
-        encode_headers([pair])
-    except InvalidRecordError:
-        return False  # the reader gets the others
-    return True

@@ -6,6 +6,9 @@ Rules:
   numbers of deliveries never go back. An acknowledgement that asks for an answer gets it then, too.
   If the state cannot be stored, a later round sends. The wait for an acknowledgement begins when a
   record is sent;
+- nobody waits for the storing of an acknowledgement that asks for no answer, nor for that of a
+  delivery with the policy "none": such changes are stored from time to time. When the broker is
+  killed the last ones are lost, and their records come again;
 - a round that reads for long sends what it has, and the next one continues;
 - only a durable consumer's state is stored. The larger it is, the longer the next round waits.
   Another consumer ends with its broker, or when it was not used for its threshold;
@@ -17,7 +20,6 @@ Rules:
 import asyncio
 import logging
 import secrets
-from collections import deque
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any, Final, NamedTuple, cast
 
@@ -27,7 +29,7 @@ from strandline.broker.write_path.partition import Partition
 from strandline.clock import Clock
 from strandline.core.consumers.consumer import ENDLESS, AckKind, PullConsumer, Wanted
 from strandline.core.consumers.effects import (
-    DeliverRecord,
+    DeliverRun,
     Effect,
     EndPull,
     RequestFlowControl,
@@ -40,13 +42,13 @@ from strandline.servers.nats.headers import VERSION_LINE, encode_headers
 from strandline.servers.nats.jetstream.consumer_config import ConsumerConfig
 from strandline.servers.nats.jetstream.consumer_info import ConsumerInfo, KeptConsumer, Position
 from strandline.servers.nats.jetstream.errors import ApiRejection
+from strandline.servers.nats.jetstream.frames import DeliveredRun
 from strandline.servers.nats.jetstream.integers import INT64_MAX
+from strandline.servers.nats.jetstream.messages import MessageRun
 from strandline.servers.nats.jetstream.pacing import Pacer
-from strandline.servers.nats.jetstream.pending_counter import PendingCounter
-from strandline.servers.nats.jetstream.records import StoredMessage, messages_at, read_some
-from strandline.servers.nats.jetstream.starts import find_heads
+from strandline.servers.nats.jetstream.read_ahead import ReadAhead, ReadRun, first_part
 from strandline.servers.nats.jetstream.state import RecordCounter
-from strandline.servers.nats.jetstream.subjects import AckSubject, format_ack, format_flow
+from strandline.servers.nats.jetstream.subjects import AckSubject, format_flow
 from strandline.servers.nats.jetstream.times import (
     NS_PER_MS,
     format_time,
@@ -54,7 +56,7 @@ from strandline.servers.nats.jetstream.times import (
     parse_time,
 )
 from strandline.servers.nats.jetstream.waiting_inboxes import WaitingInboxes
-from strandline.servers.nats.leaf_link import LeafClient
+from strandline.servers.nats.receivers import LocalInbox, Receivers
 from strandline.servers.tasks import end_task, start_task
 
 logger = logging.getLogger(__name__)
@@ -63,17 +65,21 @@ ROUND_MESSAGES: Final = 512
 ROUND_BYTES: Final = 1 << 20
 ROUND_MS: Final = 20
 """After this time a round reads no further if it has something to send."""
-STORE_REST_MS: Final = 0.002
+STORE_REST_MS: Final = 0.001
 """How long no state is stored after another, for each pending record: a durable consumer stores all
 of them each time, which takes about a tenth of this on the event loop."""
 STORE_REST_MS_MIN: Final = 1.0
 """A shorter rest saves nothing."""
+LAZY_STORE_MS: Final = 50.0
+"""How long after another a change is stored that nobody waits for."""
+LAST_STORE_S: Final = 1.0
+UNREADY_MAX: Final = 64
+"""How many pulls of receivers that do not read are passed over at once."""
 RETRY_S: Final = 1.0
 FLOW_REQUEST: Final = "100 FlowControl Request"
 DELETED: Final = "409 Consumer Deleted"
 LEADERSHIP_CHANGE: Final = "409 Leadership Change"
 SHUTDOWN: Final = "409 Server Shutdown"
-SIZE_HEADER: Final = b"Nats-Msg-Size"
 Answer = Callable[[], None]
 _StatusHeaders = tuple[tuple[str, int | str], ...]
 
@@ -81,7 +87,7 @@ _StatusHeaders = tuple[tuple[str, int | str], ...]
 class RunnerHost(NamedTuple):
     """State that all consumers of a broker share."""
 
-    leaf: LeafClient
+    receivers: Receivers
     clock: Clock
     counter: RecordCounter
     on_thread: Callable[..., Awaitable[Any]]
@@ -92,9 +98,9 @@ class RunnerHost(NamedTuple):
 
 
 class _Outgoing(NamedTuple):
-    send: DeliverRecord
-    message: StoredMessage
+    messages: MessageRun
     pending: int
+    """How many records follow the first one."""
 
 
 class ConsumerRunner:
@@ -120,23 +126,19 @@ class ConsumerRunner:
         """Distinguishes this runner's flow control requests from those of an earlier one."""
         self.is_over = False
         self._is_begun = False
-        self._pending = PendingCounter(partition, host.counter, kept.config.filters)
-        self._search = partition.find_runs(*kept.config.filters)
-        self._fresh: deque[StoredMessage] = deque()
-        """Read ahead, in order."""
-        self._overdue: dict[int, StoredMessage | None] = {}
-        """Read ahead of records due for redelivery, by sequence; None: it is no longer there."""
+        self._ahead = self._new_read_ahead()
         self._effects: list[Effect] = []
         """Decided; they wait until the state is stored."""
         self._outgoing: list[_Outgoing] = []
         """The messages of their deliveries."""
-        self._read_to = -1
-        """The offset to read on from; -1: unknown."""
+        self._outgoing_count = 0
         self._answers: list[Answer] = []
-        self._inboxes = WaitingInboxes(host.leaf, self.core.pulls)
+        self._inboxes = WaitingInboxes(host.receivers.leaf, self.core.pulls)
         self._pacer = self._new_pacer()
         self._store_from_ms = 0.0
         """Before this time no round begins, so that acknowledgements are stored together."""
+        self._stored_ms = -LAZY_STORE_MS
+        """When the state was stored."""
         self._due_ms = 0.0
         """Before this time the next record must not be delivered."""
         self._wake = asyncio.Event()
@@ -162,6 +164,12 @@ class ConsumerRunner:
         left_ns = parse_time(self.config.pause_until) - self._host.clock.now_ns()
         return min(max(0, left_ns), INT64_MAX)  # clients read it as an int64
 
+    def _new_read_ahead(self) -> ReadAhead:
+        host = self._host
+        return ReadAhead(
+            self.stream, self.partition, self.kept, counter=host.counter, on_thread=host.on_thread
+        )
+
     def _new_pacer(self) -> Pacer:
         is_original = self.config.replay_policy == "original"
         there = self.partition.last_stable_offset if is_original else 0
@@ -173,14 +181,30 @@ class ConsumerRunner:
 
     # What comes in
 
-    def pull(self, inbox: bytes, pull: Pull) -> None:
+    def pull(self, pull: Pull) -> None:
         """Take a pull in, whose token is its inbox."""
-        self._used_ms = self._now_ms
-        if self._host.leaf.has_lost(inbox):
+        self._used_ms, token = self._now_ms, pull.token
+        is_local = isinstance(token, LocalInbox)
+        if isinstance(token, LocalInbox):
+            if not token.client.receives(token.inbox):
+                return
+            token.client.waits(token, self)
+        elif self._host.receivers.leaf.has_lost(cast("bytes", token)):
             return
         self._send_all(self.core.pull(pull, self._now_ms), [])
-        self._inboxes.add(inbox)
+        if not is_local:
+            self._inboxes.add(cast("bytes", token))
         self._wake.set()
+
+    def waits(self, token: object) -> bool:
+        """Return whether a pull waits."""
+        return self.core.pulls.has(token)
+
+    def drop_pull(self, token: object) -> None:
+        """Forget a pull, whose receiver is gone."""
+        self.core.drop_pull(token)
+        self._used_ms = self._now_ms
+        self._wake.set()  # else nobody notices when the threshold of inactivity is over
 
     def ack(
         self, kind: AckKind, ack: AckSubject, *, delay_ms: int = 0, answer: Answer | None = None
@@ -196,6 +220,12 @@ class ConsumerRunner:
         )
         if answer is not None:
             self._answers.append(answer)
+        self._wake.set()
+
+    def ack_many(self, acks: list[tuple[int, int]]) -> None:
+        """Take plain acknowledgements in: the sequence of each record, and of its delivery."""
+        self._used_ms = self._now_ms
+        self.core.ack_many(acks)
         self._wake.set()
 
     def flow_answered(self, subject: str) -> None:
@@ -225,17 +255,15 @@ class ConsumerRunner:
             self._drop_dead_pulls(changed)
             return
         subject, queue = self._push_target
-        is_bound = self._is_begun and self._host.leaf.is_subscribed(subject, queue)
+        is_bound = self._is_begun and self._host.receivers.is_subscribed(subject, queue)
         if is_bound != self.is_bound:
             self._rebind(is_bound=is_bound)
 
     def _drop_dead_pulls(self, changed: Collection[bytes] | None) -> None:
-        if not self._host.leaf.knows_interest or not self.core.pulls:
+        if not self._host.receivers.leaf.knows_interest or not self.core.pulls:
             return
         for inbox in self._inboxes.lost(changed):
-            self.core.drop_pull(inbox)
-            self._used_ms = self._now_ms
-            self._wake.set()  # else nobody notices when the threshold of inactivity is over
+            self.drop_pull(inbox)
 
     def reconnected(self) -> None:
         """Handle a new connection: messages and flow control requests under way may be lost."""
@@ -279,15 +307,12 @@ class ConsumerRunner:
             self.kept.config = config
             self.core.policy = config.policy
             if self._push_target != before:
-                self._effects, self._outgoing = [], []
+                self._take_outgoing()
                 self.core.expire_all(self._now_ms)
                 self._rebind(is_bound=False)
                 self.interest_changed()
-            self._pending = PendingCounter(self.partition, self._host.counter, config.filters)
-            self._search = self.partition.find_runs(*config.filters)
+            self._ahead = self._new_read_ahead()
             self._pacer = self._new_pacer()
-            self._fresh.clear()
-            self._read_to = -1
             if self.is_durable:
                 await self._host.keep(self)
         self._wake.set()
@@ -299,6 +324,12 @@ class ConsumerRunner:
         self.is_over = True
         await end_task(self._task)
         self._end_pulls(status)
+        if status == SHUTDOWN and self.is_durable and self.core.is_changed:
+            try:
+                async with asyncio.timeout(LAST_STORE_S):
+                    await self._host.keep(self)
+            except (StrandlineError, TimeoutError) as error:
+                logger.warning("the position of %s is not stored: %s", self.config.name, error)
 
     def _end_pulls(self, status: str) -> None:
         """End every pull; the receivers of a push consumer notice that heartbeats are missing."""
@@ -315,7 +346,7 @@ class ConsumerRunner:
         # At once, and as of now: a round may be under way, which waits for files and for storage.
         state = self.kept.state
         delivered = Position(state.delivered_consumer, state.delivered_stream)
-        pending = await self._count()
+        pending = await self._ahead.count(state.delivered_stream)
         return ConsumerInfo(
             stream_name=self.stream,
             name=self.config.name,
@@ -378,6 +409,8 @@ class ConsumerRunner:
         due = [] if self.core.next_due_ms is None else [self.core.next_due_ms]
         if self.core.pulls and self._held_to_ms > self._now_ms:
             due.append(self._held_to_ms)
+        if self.core.is_changed:
+            due.append(self._stored_ms + LAZY_STORE_MS)
         if self.config.inactive_threshold and not self.core.pulls:
             due.append(self._used_ms + self.config.inactive_threshold / NS_PER_MS)
         timeout_s = max(0.0, (min(due) - self._now_ms) / 1e3) if due else None
@@ -428,25 +461,34 @@ class ConsumerRunner:
             UnknownGroupError: the consumer was deleted.
             StrandlineError: the state cannot be stored now; a later call sends and answers.
         """
+        if self.core.policy.acks == "none":
+            self._send_all(*self._take_outgoing())
         answers, self._answers = self._answers, []
         # An answer needs a stored state also if nothing has changed: another broker may lead.
-        if self.core.is_changed or answers:
+        is_waited_for = bool(self._outgoing or answers)
+        is_due = self._now_ms >= self._stored_ms + LAZY_STORE_MS
+        if is_waited_for or (self.core.is_changed and is_due):
             self.core.is_changed = False
             try:
                 if self.is_durable:
                     rest_ms = len(self.kept.state.pending) * STORE_REST_MS
                     await self._host.keep(self)
                     self._store_from_ms = self._now_ms + rest_ms
+                self._stored_ms = self._now_ms
             except BaseException:
                 self._answers = answers + self._answers
                 self.core.is_changed = True
                 raise
-        effects, self._effects = self._effects, []
-        outgoing, self._outgoing = self._outgoing, []
-        self._send_all(effects, outgoing)
+        self._send_all(*self._take_outgoing())
         # Last: a record must not be sent again after an acknowledgement of it was answered.
         for answer in answers:
             answer()
+
+    def _take_outgoing(self) -> tuple[list[Effect], list[_Outgoing]]:
+        """Return what was decided, and decide anew."""
+        taken = self._effects, self._outgoing
+        self._effects, self._outgoing, self._outgoing_count = [], [], 0
+        return taken
 
     async def _collect(self) -> bool:
         """Let the core decide what waiting pulls get; read the records for it.
@@ -458,31 +500,30 @@ class ConsumerRunner:
             StrandlineError, ApiRejection: nothing can be read; what was decided before is decided.
         """
         core, pending, size, read_to_ms = self.core, -1, 0, self._now_ms + ROUND_MS
-        while len(self._outgoing) < ROUND_MESSAGES and size < ROUND_BYTES:
+        while self._outgoing_count < ROUND_MESSAGES and size < ROUND_BYTES:
             wanted = self._wanted()
             if wanted is None:
                 return False
             if pending < 0:
-                pending = await self._count()
+                pending = await self._ahead.count(self.kept.state.delivered_stream)
                 continue  # something may have come in while they were counted
-            message, is_end = self._buffered(wanted), False
-            if message is None:
+            run, is_end = self._ahead.buffered(wanted), False
+            if not run.sizes:
                 if self._outgoing and self._now_ms > read_to_ms:
                     return True
-                message, is_end = await self._read(wanted)
+                is_end = await self._read(wanted)
                 if core.wanted() != wanted:
                     continue  # something came in while it was read
-            if message is not None and self._is_early(message):
-                return False
-            if message is not None:
-                is_sent = self._decide(message, pending)
-                if is_sent and wanted.is_again:
-                    del self._overdue[wanted.sequence]
-                elif is_sent:
-                    pending = max(0, pending - 1)
-                    self._fresh.popleft()
-                    self._pending.passed(message.sequence, 1)
-                size += len(message.payload)
+                run = self._ahead.buffered(wanted)
+            if run.sizes:
+                if self._pacer.is_on:
+                    run = run.between(0, 1)
+                    if self._is_early(run.messages):
+                        return False
+                run = first_part(run, ROUND_MESSAGES - self._outgoing_count, ROUND_BYTES - size)
+                count = self._decide(run, pending, is_again=wanted.is_again)
+                size += sum(run.sizes[:count])
+                pending -= 0 if wanted.is_again else count
             elif wanted.is_again:
                 core.skip(wanted.sequence)
             elif is_end:
@@ -492,11 +533,20 @@ class ConsumerRunner:
 
     def _wanted(self) -> Wanted | None:
         """Return what to deliver now; None: nothing can be, or nothing may be yet."""
-        if not self._host.leaf.is_open:
+        if not self._has_ready():
             return None
         if (self._due_ms or self.config.pause_until) and self._held_to_ms > self._now_ms:
             return None
         return self.core.wanted()
+
+    def _has_ready(self) -> bool:
+        """Return whether the pull that is served next can receive; let others go first if not."""
+        pulls, queue = self.core.pulls, self._push_target[1]
+        for _ in range(min(len(pulls), UNREADY_MAX)):
+            if self._host.receivers.is_ready(pulls.first.token, queue):
+                return True
+            pulls.rotate()
+        return False
 
     @property
     def _held_to_ms(self) -> float:
@@ -504,103 +554,49 @@ class ConsumerRunner:
         paused_ns = self.paused_ns
         return max(self._due_ms, self._now_ms + paused_ns / NS_PER_MS if paused_ns else 0.0)
 
-    def _is_early(self, message: StoredMessage) -> bool:
-        """Return whether a record has to wait for its time; it is looked at again then."""
-        self._due_ms = self._pacer.due_ms(message.sequence, message.time_ns)
+    def _is_early(self, messages: MessageRun) -> bool:
+        """Return whether the first record has to wait for its time; it is looked at again then."""
+        self._due_ms = self._pacer.due_ms(messages.sequences[0], messages.times_ns[0])
         return self._due_ms > self._now_ms
 
-    def _decide(self, message: StoredMessage, pending: int) -> bool:
-        """Let a pull have a message; return whether one has got it."""
-        message = self._shown(message)
-        is_new = message.sequence > self.kept.state.delivered_stream
-        left = max(0, pending - 1) if is_new else pending
-        size = self._size(message)
-        decided = self.core.deliver(message.sequence, size, self._now_ms)
+    def _decide(self, run: ReadRun, pending: int, *, is_again: bool) -> int:
+        """Let pulls have records; return how many they have got."""
+        sequences, now_ms = run.messages.sequences, self._now_ms
+        decided = self.core.deliver(sequences, run.sizes, now_ms)
         self._effects += decided
-        sent = [each for each in decided if isinstance(each, DeliverRecord)]
-        if sent:
-            self._pacer.sent(message.time_ns, size, self._now_ms)
-        self._outgoing += (_Outgoing(each, message, left) for each in sent)
-        return bool(sent)
+        count = next((len(each.sequences) for each in decided if isinstance(each, DeliverRun)), 0)
+        if not count:
+            return 0
+        last, left = sequences[count - 1], max(0, pending - (0 if is_again else 1))
+        self._outgoing.append(_Outgoing(run.messages.between(0, count), left))
+        self._outgoing_count += count
+        if self._pacer.is_on:
+            self._pacer.sent(run.messages.times_ns[0], run.sizes[0], now_ms)
+        self._ahead.delivered(last, count, is_again=is_again)
+        return count
 
-    def _buffered(self, wanted: Wanted) -> StoredMessage | None:
-        """Return the message that is wanted, if it was read ahead."""
+    async def _read(self, wanted: Wanted) -> bool:
+        """Read what is wanted; return whether there is nothing and that is the end."""
         if wanted.is_again:
-            is_kept = wanted.sequence > self.partition.log_start_offset
-            return self._overdue.get(wanted.sequence) if is_kept else None
-        first = max(wanted.sequence, self.partition.log_start_offset + 1)
-        while self._fresh and self._fresh[0].sequence < first:
-            self._fresh.popleft()  # delivered, or deleted since it was read
-        return self._fresh[0] if self._fresh else None
-
-    async def _read(self, wanted: Wanted) -> tuple[StoredMessage | None, bool]:
-        """Return the requested message, and if there is none whether that is the end."""
-        if wanted.is_again:
-            return await self._read_overdue(wanted.sequence), False
-        return await self._read_fresh(wanted.sequence)
-
-    async def _read_overdue(self, sequence: int) -> StoredMessage | None:
-        """Return a record that is due for redelivery, and read others that are due ahead."""
-        if sequence not in self._overdue:
-            due = self.core.due(ROUND_MESSAGES)
-            # Some may have been acknowledged since they were read.
-            kept = {each: self._overdue[each] for each in due if each in self._overdue}
-            if sum(len(each.payload) for each in kept.values() if each) > ROUND_BYTES:
-                kept = {}  # they are due in another order than they are stored in
-            offsets = [each - 1 for each in due if each not in kept]
-            self._overdue = kept | await self._host.on_thread(messages_at, self.partition, offsets)
-        return self._overdue[sequence]
-
-    async def _count(self) -> int:
-        """Return how many records the consumer has still to get."""
-        if self.kept.heads_to and self._pending.heads is None:
-            self._pending.heads = await self._host.on_thread(
-                find_heads, self.partition, self.config.filters, self.kept.heads_to
-            )
-        after = self.kept.state.delivered_stream
-        return cast("int", await self._host.on_thread(self._pending.refresh, after))
-
-    async def _read_fresh(self, sequence: int) -> tuple[StoredMessage | None, bool]:
-        """Return the next record that passes the filters, and whether there is none now."""
-        start, heads = max(self._read_to, sequence - 1), self._pending.heads
-        if heads is not None and start < heads.end:
-            head = heads.after(start)
-            start = heads.end if head is None else head - 1
-        messages, self._read_to = await self._host.on_thread(
-            read_some, self.partition, start, self._search
-        )
-        if heads is not None:
-            messages = [m for m in messages if m.sequence > heads.end or m.sequence in heads]
-        self._fresh.extend(messages)
-        if self._fresh:
-            return self._fresh[0], False
+            await self._ahead.read_again(wanted.sequence, self.core.due(ROUND_MESSAGES))
+            return False
+        passed_to = await self._ahead.read_new(wanted.sequence)
+        if passed_to is None:
+            return False
         # Skipped records are never delivered, so the position may follow.
-        self.core.pass_over(self._read_to)
-        self._pending.passed(self.kept.state.delivered_stream, 0)
-        return None, self._read_to >= self.partition.last_stable_offset
+        self.core.pass_over(passed_to)
+        self._ahead.passed(self.core.state.delivered_stream)
+        return passed_to >= self.partition.last_stable_offset
 
     # Sending
-
-    def _shown(self, message: StoredMessage) -> StoredMessage:
-        """Return a message as this consumer delivers it."""
-        if not self.config.headers_only:
-            return message
-        size = b"%b: %d\r\n\r\n" % (SIZE_HEADER, len(message.payload))
-        block = (message.block[:-2] or VERSION_LINE + b"\r\n") + size
-        return message._replace(block=block, payload=b"")
-
-    def _size(self, message: StoredMessage) -> int:
-        """Return how many bytes a message counts for a pull's limit."""
-        subject = len(message.subject.encode()) + len(self.stream) + len(self.config.name) + 40
-        return subject + len(message.block) + len(message.payload)
 
     def _send_all(self, effects: list[Effect], outgoing: list[_Outgoing]) -> None:
         records = iter(outgoing)
         for effect in effects:
             match effect:
-                case DeliverRecord(sequence=sequence):
-                    self._deliver(next(records))
-                    self.core.sent(sequence, self._now_ms)
+                case DeliverRun(sequences=sequences):
+                    self._deliver(effect, next(records))
+                    self.core.sent(sequences, self._now_ms)
                 case EndPull(token, text, left, size):
                     self._send_status(token, text, _pending_headers(left, size))
                 case SendHeartbeat(token, consumer, stream, request):
@@ -616,24 +612,19 @@ class ConsumerRunner:
                 case RequestFlowControl(token, request):
                     reply = self._flow_subject(request).encode()
                     self._send_status(token, FLOW_REQUEST, reply=reply)
-        self._host.leaf.flush()
+        self._host.receivers.flush()
 
-    def _deliver(self, outgoing: _Outgoing) -> None:
-        send, message, pending = outgoing
-        ack = AckSubject(
+    def _deliver(self, run: DeliverRun, outgoing: _Outgoing) -> None:
+        delivered = DeliveredRun(
             self.stream,
             self.config.name,
-            send.deliveries,
-            send.sequence,
-            send.consumer_sequence,
+            (),
+            run.deliveries,
+            run.consumer_sequence,
+            outgoing.pending,
+            outgoing.messages,
         )
-        reply = format_ack(ack, time_ns=message.time_ns, pending=pending)
-        self._send(
-            send.token,
-            message.payload,
-            block=message.block,
-            reply=f"{reply}@{message.subject}".encode(),
-        )
+        self._host.receivers.deliver_run(run.tokens, delivered, queue=self._push_target[1])
 
     def _send_status(
         self, token: object, text: str, headers: _StatusHeaders = (), *, reply: bytes = b""
@@ -643,9 +634,8 @@ class ConsumerRunner:
         self._send(token, b"", block=line + block.removeprefix(VERSION_LINE), reply=reply)
 
     def _send(self, token: object, payload: bytes, *, block: bytes, reply: bytes) -> None:
-        assert isinstance(token, bytes), "pulls are named by their inboxes"
-        queue = self.config.deliver_group.encode()
-        self._host.leaf.deliver(token, payload, block=block, reply=reply, queue=queue)
+        queue = self._push_target[1]
+        self._host.receivers.deliver(token, payload, block=block, reply=reply, queue=queue)
 
 
 def _pending_headers(left: int | None, size: int) -> _StatusHeaders:

@@ -83,6 +83,10 @@ class RecordCounter:
         state.num_deleted = max(0, end - first.sequence + 1 - state.messages)
         return state
 
+    def is_dense(self, partition: Partition) -> bool:
+        """Return whether records can be counted without files."""
+        return partition.retention is None and not partition.config.has_gaps
+
     def count(self, partition: Partition, start: int, end: int) -> int:
         """Return how many records readers see from ``start`` to ``end``.
 

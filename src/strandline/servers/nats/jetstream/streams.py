@@ -19,6 +19,7 @@ from strandline.errors import (
 )
 from strandline.reading.descending import offset_before_end
 from strandline.record.subjects import is_reserved, subject_covers, subjects_overlap
+from strandline.servers.nats.atomic_batches import LEVEL_MAX
 from strandline.servers.nats.inboxes import is_private
 from strandline.servers.nats.jetstream.api import (
     PEER_TIMEOUT_S,
@@ -50,9 +51,9 @@ from strandline.servers.nats.jetstream.errors import (
     reject_purge,
 )
 from strandline.servers.nats.jetstream.integers import Count
+from strandline.servers.nats.jetstream.messages import StoredMessage
 from strandline.servers.nats.jetstream.records import (
     SUBJECTS_PER_PAGE,
-    StoredMessage,
     check_pattern,
     last_message,
     message_at,
@@ -161,7 +162,7 @@ class StreamCalls:
             streams=len(streams),
             consumers=sum(map(self._api.consumers_of, partitions)),
             limits=UNLIMITED_ACCOUNT,
-            api={"level": 0, "total": self._api.requests, "errors": self._api.errors},
+            api={"level": LEVEL_MAX, "total": self._api.requests, "errors": self._api.errors},
         )
 
     def _page(self, request: ApiRequest, size: int) -> tuple[list[JetStreamView], dict[str, int]]:
@@ -383,7 +384,7 @@ class StreamCalls:
 
     async def _partition(self, request: ApiRequest) -> Partition:
         """Return the partition of a request for records, once all acknowledged ones are known."""
-        is_seen = self._config.auth.enabled and request.link.takes_records
+        is_seen = self._config.auth.enabled and request.link.is_shared
         if is_seen and not is_private(request.reply):
             reject(PUBLIC_INBOX)  # everybody may subscribe there
         view = self._api.view(request)

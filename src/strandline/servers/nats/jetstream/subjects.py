@@ -4,6 +4,8 @@ Rules: operations are told apart first, so a stream may have the name of one. A 
 operation known here, or lacks a name, is an operation without a name of its own.
 """
 
+import re
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 PREFIX: Final = "$JS.API."
@@ -15,6 +17,12 @@ ACK_TOKENS: Final = 7
 FLOW_TOKENS: Final = 3
 DIGITS_MAX: Final = 20
 TYPE_PREFIX: Final = "io.nats.jetstream.api.v1."
+
+
+_NUMBER: Final = rb"[0-9]{1,%d}" % DIGITS_MAX
+_ACKS: Final = re.compile(
+    rb"^\$JS\.ACK\.([^.\n]+\.[^.\n]+)\.%b\.(%b)\.(%b)\.%b\.%b$" % ((_NUMBER,) * 5), re.MULTILINE
+)
 
 
 class Operation(NamedTuple):
@@ -98,6 +106,22 @@ def parse_ack(subject: str) -> AckSubject | None:
     if not all(each.isascii() and each.isdigit() and len(each) <= DIGITS_MAX for each in numbers):
         return None
     return AckSubject(stream, consumer, *map(int, numbers[:3]))
+
+
+def parse_acks(subjects: Sequence[bytes]) -> dict[tuple[str, str], list[tuple[int, int]]]:
+    """Parse the subjects of acknowledgements, as ``parse_ack`` does each; others are left out.
+
+    Returns:
+        By stream and consumer, in order: the sequences of each record and of its delivery.
+    """
+    found: dict[bytes, list[tuple[int, int]]] = {}
+    for names, sequence, delivery in _ACKS.findall(b"\n".join(subjects)):
+        found.setdefault(names, []).append((int(sequence), int(delivery)))
+    acks = {}
+    for names, numbers in found.items():
+        stream, _, consumer = names.decode(errors="replace").partition(".")
+        acks[stream, consumer] = numbers
+    return acks
 
 
 def format_flow(stream: str, consumer: str, request: str) -> str:

@@ -13,14 +13,16 @@ from strandline.servers.nats.jetstream import runner as runner_module
 from strandline.servers.nats.jetstream.consumer_config import ConsumerConfig
 from strandline.servers.nats.jetstream.consumer_info import KeptConsumer
 from strandline.servers.nats.jetstream.integers import INT64_MAX
-from strandline.servers.nats.jetstream.records import StoredMessage, messages_at, read_some
+from strandline.servers.nats.jetstream.messages import MessageRun, StoredMessage
+from strandline.servers.nats.jetstream.records import messages_at, read_some
 from strandline.servers.nats.jetstream.runner import (
+    LAZY_STORE_MS,
     ROUND_MS,
     STORE_REST_MS,
     ConsumerRunner,
     RunnerHost,
 )
-from strandline.servers.nats.jetstream.subjects import AckSubject, parse_ack
+from strandline.servers.nats.jetstream.subjects import AckSubject
 from tests.kit.waiting import until_async
 
 ACK_WAIT_MS = 1_000
@@ -30,7 +32,7 @@ AT_ONCE = 100
 class Bench:
     """A consumer at work; the test decides how long reading and storing take."""
 
-    def __init__(self, records, *, pending=0, **settings):
+    def __init__(self, records, *, pending=0, ack_policy="explicit", **settings):
         self.records = records
         self.clock = ManualClock()
         self.reads = []
@@ -44,11 +46,15 @@ class Bench:
         """The number of pending records, each time."""
         self.sent = []
         leaf = SimpleNamespace(
-            is_open=True,
             knows_interest=False,
             has_interest=lambda _: False,
             has_lost=lambda _: False,
-            deliver=self._deliver,
+        )
+        receivers = SimpleNamespace(
+            leaf=leaf,
+            is_ready=lambda *_: True,
+            deliver=lambda *_, **__: None,
+            deliver_run=self._deliver_run,
             flush=lambda: None,
         )
         partition = SimpleNamespace(
@@ -63,7 +69,7 @@ class Bench:
             name="c",
             durable_name="c",
             deliver_policy="all",
-            ack_policy="explicit",
+            ack_policy=ack_policy,
             replay_policy="instant",
             max_deliver=-1,
             max_waiting=512,
@@ -78,8 +84,12 @@ class Bench:
             pending={each: PendingRecord(each, 1) for each in range(1, pending + 1)},
         )
         kept = KeptConsumer(config=config, created_ns=0, stream_created_ns=0, state=state)
-        counter = SimpleNamespace(count=lambda _partition, start, end: end - start)
-        host = RunnerHost(leaf, self.clock, counter, self._on_thread, self._keep, lambda *_: None)
+        counter = SimpleNamespace(
+            count=lambda _partition, start, end: end - start, is_dense=lambda _: True
+        )
+        host = RunnerHost(
+            receivers, self.clock, counter, self._on_thread, self._keep, lambda *_: None
+        )
         self.runner = ConsumerRunner(host, "S", partition, kept=kept)
 
     async def _on_thread(self, function, *args):
@@ -92,7 +102,7 @@ class Bench:
             self.reads.append(offsets)
             return {each + 1: self._message(each) for each in offsets}
         start, stop = args[1], min(args[1] + AT_ONCE, self.records)
-        return [self._message(each) for each in range(start, stop)], stop
+        return MessageRun.of(self._message(each) for each in range(start, stop)), stop
 
     def _message(self, offset):
         return StoredMessage(offset + 1, "s", 0, b"", b"%d" % offset)
@@ -103,14 +113,12 @@ class Bench:
         if self.store_errors:
             raise self.store_errors.pop()
 
-    def _deliver(self, _inbox, _payload, *, block, reply, queue):
+    def _deliver_run(self, _tokens, run, *, queue):
         assert not queue
-        ack = parse_ack(reply.decode().partition("@")[0])
-        if ack is not None:
-            self.sent.append((ack.sequence, ack.deliveries))
+        self.sent += ((each, run.deliveries) for each in run.messages.sequences)
 
     def pull(self, batch):
-        self.runner.pull(b"_INBOX.x", Pull(b"_INBOX.x", batch=batch))
+        self.runner.pull(Pull(b"_INBOX.x", batch=batch))
 
     async def overdue(self, count):
         """Deliver records, and let their acknowledgement wait pass."""
@@ -163,13 +171,13 @@ async def test_what_was_read_is_sent_before_more_is_read(bench):
     await consumer.overdue(300)
     consumer.read_ms = ROUND_MS + 1
     seen = []
-    deliver = consumer.runner._host.leaf.deliver
+    deliver_run = consumer.runner._host.receivers.deliver_run
 
-    def noted(*args, **options):
-        seen.append(len(consumer.reads))
-        deliver(*args, **options)
+    def noted(tokens, run, **options):
+        seen.extend([len(consumer.reads)] * len(run.messages.sequences))
+        deliver_run(tokens, run, **options)
 
-    consumer.runner._host.leaf.deliver = noted
+    consumer.runner._host.receivers.deliver_run = noted
     consumer.pull(300)
     await until_async(lambda: len(consumer.sent) == 300)
     assert seen == [1] * 100 + [2] * 100 + [3] * 100
@@ -222,22 +230,25 @@ async def test_deliveries_are_sent_once_they_are_stored(bench, monkeypatch):
     assert consumer.sent == [(1, 1), (2, 1), (3, 1)]
 
 
-async def acknowledge_100(consumer, pending):
+async def acknowledge_100(consumer, answers):
     """Acknowledge records one by one; return how many ms it took until all was stored."""
-    loop = asyncio.get_running_loop()
+    loop, count = asyncio.get_running_loop(), len(consumer.runner.kept.state.pending)
     begun = loop.time()
     for sequence in range(1, 101):
-        consumer.runner.ack("ack", AckSubject("S", "c", 1, sequence, sequence))
+        ack = AckSubject("S", "c", 1, sequence, sequence)
+        consumer.runner.ack("ack", ack, answer=answers)
         for _ in range(5):
             await asyncio.sleep(0)
-    await until_async(lambda: consumer.stored[-1:] == [pending - 100])
+    consumer.clock.advance_ms(LAZY_STORE_MS)
+    consumer.runner.wake()
+    await until_async(lambda: consumer.stored[-1:] == [count - 100])
     return (loop.time() - begun) * 1e3
 
 
 async def test_a_large_state_is_stored_less_often(bench):
     """Each time all of it is encoded; acknowledgements that come meanwhile are stored together."""
     consumer = bench(10_000, pending=10_000)
-    took_ms = await acknowledge_100(consumer, 10_000)
+    took_ms = await acknowledge_100(consumer, lambda: None)
     rest_ms = (10_000 - 100) * STORE_REST_MS
     assert len(consumer.stored) <= took_ms / rest_ms + 2
 
@@ -245,8 +256,15 @@ async def test_a_large_state_is_stored_less_often(bench):
 async def test_a_small_state_is_stored_at_once(bench):
     """Nobody waits for a rest that saves nothing."""
     consumer = bench(100, pending=100)
-    await acknowledge_100(consumer, 100)
+    await acknowledge_100(consumer, lambda: None)
     assert len(consumer.stored) == 100
+
+
+async def test_acknowledgements_without_an_answer_are_stored_together(bench):
+    """Nobody waits for that."""
+    consumer = bench(100, pending=100)
+    await acknowledge_100(consumer, None)
+    assert len(consumer.stored) <= 2
 
 
 async def test_an_answer_waits_until_a_large_state_is_stored(bench):
@@ -263,7 +281,7 @@ async def test_a_consumer_is_used_until_its_last_pull_ends(bench):
     """Its threshold of inactivity begins then, not when the pull came."""
     consumer = bench(0, inactive_threshold=5_000_000_000)
     now_ms = consumer.clock.monotonic_ms()
-    consumer.runner.pull(b"_INBOX.x", Pull(b"_INBOX.x", expires_ms=now_ms + 30_000))
+    consumer.runner.pull(Pull(b"_INBOX.x", expires_ms=now_ms + 30_000))
     await until_async(lambda: not consumer.runner._wake.is_set())
     consumer.clock.advance_ms(30_000)
     consumer.runner.wake()
@@ -281,3 +299,24 @@ async def test_the_rest_of_a_pause_fits_the_integers_of_clients(bench):
     consumer = bench(0, pause_until="9999-12-31T23:59:59Z")
     info = await consumer.runner.info()
     assert info.pause_remaining == INT64_MAX
+
+
+async def test_without_acknowledgements_records_do_not_wait_for_their_state(bench):
+    """It is stored from time to time, also when nothing more comes, and at the broker's stop."""
+    consumer = bench(6, ack_policy="none")
+    consumer.may_store.clear()
+    consumer.pull(3)
+    await until_async(lambda: len(consumer.sent) == 3)
+    consumer.may_store.set()
+    await until_async(lambda: len(consumer.stored) == 1)
+    consumer.pull(3)
+    await until_async(lambda: len(consumer.sent) == 6)
+    assert len(consumer.stored) == 1
+    consumer.clock.advance_ms(LAZY_STORE_MS + 1)
+    consumer.runner.wake()
+    await until_async(lambda: len(consumer.stored) == 2)
+    consumer.records = consumer.runner.partition.last_stable_offset = 9
+    consumer.pull(3)
+    await until_async(lambda: len(consumer.sent) == 9)
+    await consumer.runner.close(runner_module.SHUTDOWN)
+    assert len(consumer.stored) == 3

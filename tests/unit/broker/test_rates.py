@@ -1,6 +1,6 @@
 """Rates from sampled counters."""
 
-from strandline.servers.http.rates import SAMPLES_MAX, RateMeter
+from strandline.broker.rates import SAMPLES_MAX, RateMeter
 from strandline.telemetry import Telemetry
 
 

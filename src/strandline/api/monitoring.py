@@ -1,0 +1,137 @@
+"""The monitoring commands: what one broker says about itself.
+
+Every command is about the broker that answers. To describe a cluster, ask each broker.
+"""
+
+from types import NoneType
+from typing import Final
+
+from strandline.api.command import AdminCommand
+from strandline.api.required_permissions import cluster
+from strandline.api.wire import WireAnswer
+
+
+class BrokerRates(WireAnswer, frozen=True, kw_only=True):
+    """A broker's rates per second, averaged over the last five seconds."""
+
+    records_appended: float = 0.0
+    bytes_appended: float = 0.0
+    acks: float = 0.0
+    read_records: float = 0.0
+    read_bytes: float = 0.0
+    group_commits: float = 0.0
+    syncs: float = 0.0
+
+
+class BrokerStatus(WireAnswer, frozen=True, kw_only=True):
+    """The health, the load and the storage of one broker."""
+
+    broker: int
+    """Its id; 0 for a broker without a cluster."""
+    address: str
+    """``host:port`` of its Arrow Flight in a cluster; empty for a broker alone."""
+    version: str
+    why_not_ready: str
+    """Why records cannot be stored or read there now; empty if they can."""
+    up_s: float
+    data_dir: str
+    disk_bytes: int
+    """Size of the file system that holds the data directory."""
+    disk_free_bytes: int
+    log_bytes: int
+    """Bytes of the logs of the replicas on this broker."""
+    memory_bytes: int
+    """Resident memory of the process."""
+    replicas: int
+    led_partitions: int
+    under_replicated_partitions: int
+    under_min_isr_partitions: int
+    offline_partitions: int
+    """Partitions of the whole cluster without a leader, as this broker knows it."""
+    pending_bytes: int
+    connections: dict[str, int]
+    """Open connections by listener."""
+    corrupt_batches: int
+    rates: BrokerRates
+
+
+class HistorySample(WireAnswer, frozen=True, array_like=True):
+    """The mean values of one interval."""
+
+    at_ns: int
+    """Unix time of the end of the interval."""
+    records_per_s: float
+    bytes_per_s: float
+    read_records_per_s: float
+    read_bytes_per_s: float
+    syncs_per_s: float
+    sync_ms: float
+    """Mean time of a sync; 0 without one."""
+    cpu_share: float
+    """CPU seconds used per second by the broker's process."""
+    memory_bytes: int
+    pending_bytes: int
+    lag_records: int
+    """Records that followers of partitions led here lack."""
+
+
+class MetricHistoryInfo(WireAnswer, frozen=True, kw_only=True):
+    """The samples of the last hour, oldest first."""
+
+    broker: int
+    samples: tuple[HistorySample, ...]
+
+
+class ConnectionInfo(WireAnswer, frozen=True, kw_only=True):
+    """A client's connection to one broker."""
+
+    listener: str
+    """``flight``, ``ingest`` or ``grpc``."""
+    address: str
+    """``host:port`` of the client."""
+    principal: str
+    """Empty where access is not checked, or before the client is identified."""
+    messages: int
+    """Messages received on it; for ``flight`` and ``grpc``, calls."""
+
+
+class ClusterEvent(WireAnswer, frozen=True, kw_only=True):
+    """Something that happened, as one broker noticed it."""
+
+    at_ns: int
+    kind: str
+    """``broker``, ``controller``, ``election``, ``isr``, ``move``, ``stream``, ``corruption``,
+    ``storage`` or ``refusal``."""
+    about: str
+    """The partition, stream or broker it is about; empty: the broker that noticed it."""
+    text: str
+
+
+BROKER_STATUS: Final = AdminCommand(
+    name="broker_status",
+    help="Describe the health, load and storage of the broker asked.",
+    request=NoneType,
+    result=BrokerStatus,
+    needs=lambda _: [cluster("read")],
+)
+METRIC_HISTORY: Final = AdminCommand(
+    name="metric_history",
+    help="Return the load of the broker asked over the last hour.",
+    request=NoneType,
+    result=MetricHistoryInfo,
+    needs=lambda _: [cluster("read")],
+)
+LIST_EVENTS: Final = AdminCommand(
+    name="list_events",
+    help="List what the broker asked has noticed since it started, oldest first.",
+    request=NoneType,
+    result=ClusterEvent,
+    needs=lambda _: [cluster("read")],
+)
+LIST_CONNECTIONS: Final = AdminCommand(
+    name="list_connections",
+    help="List the connections of clients to the broker asked.",
+    request=NoneType,
+    result=ConnectionInfo,
+    needs=lambda _: [cluster("read")],
+)

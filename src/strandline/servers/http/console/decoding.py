@@ -1,0 +1,89 @@
+"""The bytes of a record as text for people: JSON, text, or a hex dump.
+
+Rules: pure. What is shown is limited; a value is never parsed beyond ``PARSED_BYTES_MAX``.
+"""
+
+import json
+from typing import Final, NamedTuple
+
+import msgspec
+
+from strandline.errors import UNDECODABLE
+
+PARSED_BYTES_MAX: Final = 256 << 10
+SHOWN_CHARACTERS_MAX: Final = 16 << 10
+SUMMARY_CHARACTERS: Final = 160
+HEX_BYTES_MAX: Final = 2048
+HEX_COLUMNS: Final = 16
+
+
+class DecodedValue(NamedTuple):
+    """A value as text."""
+
+    kind: str
+    """``JSON``, ``text``, ``bytes`` or ``null``."""
+    summary: str
+    """One line."""
+    text: str
+    is_cut: bool
+
+
+def decoded(value: bytes | None, how: str = "auto") -> DecodedValue:
+    """Return a value as text.
+
+    Args:
+        value: the bytes of a record's value or key.
+        how: ``auto``, ``text`` or ``hex``.
+    """
+    if value is None:
+        return DecodedValue("null", "null", "null", is_cut=False)
+    if how == "hex":
+        return _as_hex(value)
+    text = _utf8(value[: PARSED_BYTES_MAX + 1])
+    if text is None and len(value) > PARSED_BYTES_MAX:
+        text = value[:PARSED_BYTES_MAX].decode("utf-8", "replace") if how == "text" else None
+    if text is None:
+        if how == "text":
+            return _as_text("text", value.decode("utf-8", "replace"), len(value))
+        return _as_hex(value)
+    if how == "auto" and text[:1] in ("{", "[") and len(value) <= PARSED_BYTES_MAX:
+        try:
+            pretty = msgspec.json.format(text, indent=2)
+            json.loads(text)  # msgspec's format does not check everything
+        except (*UNDECODABLE, msgspec.DecodeError):
+            return _as_text("text", text, len(value))
+        return _as_text("JSON", pretty, len(value), summary=text)
+    return _as_text("text", text, len(value))
+
+
+def key_text(key: bytes | None) -> str:
+    """Return a key on one line; bytes that are not UTF-8 as escapes."""
+    if key is None:
+        return ""
+    text = key[:SUMMARY_CHARACTERS].decode("utf-8", "backslashreplace")
+    return text + ("…" if len(key) > SUMMARY_CHARACTERS else "")
+
+
+def _as_text(kind: str, text: str, size: int, *, summary: str | None = None) -> DecodedValue:
+    line = (text if summary is None else summary)[: SUMMARY_CHARACTERS * 2]
+    line = " ".join(line.split())[:SUMMARY_CHARACTERS]
+    is_cut = len(text) > SHOWN_CHARACTERS_MAX or size > PARSED_BYTES_MAX
+    return DecodedValue(kind, line, text[:SHOWN_CHARACTERS_MAX], is_cut)
+
+
+def _as_hex(value: bytes) -> DecodedValue:
+    shown = value[:HEX_BYTES_MAX]
+    lines = []
+    for start in range(0, len(shown), HEX_COLUMNS):
+        row = shown[start : start + HEX_COLUMNS]
+        text = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
+        lines.append(f"{start:08x}  {row.hex(' '):<{HEX_COLUMNS * 3}} {text}")
+    summary = value[:32].hex(" ") + (" …" if len(value) > 32 else "")
+    return DecodedValue("bytes", summary, "\n".join(lines), len(value) > HEX_BYTES_MAX)
+
+
+def _utf8(value: bytes) -> str | None:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return None

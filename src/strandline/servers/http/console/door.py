@@ -1,0 +1,410 @@
+"""The way of a request to a page: host, session, form, a thread of the console, and the answer.
+
+Rules: a page is shown to a visitor with a session, or with a token in the headers; an action needs
+a session and the code of its form. Where access is not checked everybody is a visitor, but a
+listener on this machine answers only under a name of this machine: otherwise a page of another
+site could reach it under a name that it controls. At most ``WAITING_MAX`` requests wait for a
+thread, so that visitors cannot pile up work.
+"""
+
+import asyncio
+import ipaddress
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, NamedTuple
+from urllib.parse import parse_qsl, quote
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from strandline.broker.access import Access
+from strandline.errors import (
+    NotAllowedError,
+    StrandlineError,
+    UnauthenticatedError,
+    UnavailableError,
+    UnknownGroupError,
+    UnknownPartitionError,
+    UnknownStreamError,
+)
+from strandline.security.policy import ClientCredentials
+from strandline.servers.http.console.clients import ClientPool, Reached
+from strandline.servers.http.console.gather import RateBook
+from strandline.servers.http.console.headers import HEADERS
+from strandline.servers.http.console.sessions import SessionStore, new_id
+from strandline.servers.http.console.visit import (
+    Answer,
+    ConsoleRoute,
+    Download,
+    Fields,
+    JsonAnswer,
+    Page,
+    Redirect,
+    Visit,
+)
+from strandline.servers.http.guard import CHALLENGE, token_of
+
+logger = logging.getLogger(__name__)
+
+THREADS: Final = 4
+WAITING_MAX: Final = 32
+FIELDS_MAX: Final = 100
+LOGIN: Final = "/login"
+FORM_CODE: Final = "form_code"
+FORM_TYPE: Final = "application/x-www-form-urlencoded"
+STATUS: Final[tuple[tuple[type[StrandlineError], int], ...]] = (
+    (UnauthenticatedError, 401),
+    (NotAllowedError, 403),
+    (UnknownStreamError, 404),
+    (UnknownGroupError, 404),
+    (UnknownPartitionError, 404),
+    (UnavailableError, 503),
+    (StrandlineError, 400),
+)
+
+
+class Visitor(NamedTuple):
+    """Who asks: a cookie, and where access is checked a token and its principal."""
+
+    cookie: str
+    token: str = ""
+    principal: str = ""
+    is_new: bool = False
+    """Whether the cookie is still to be set."""
+
+
+class NoSession(Exception):  # noqa: N818 - not an error: the visitor has to log in
+    """The visitor has no session."""
+
+
+class ConsoleDoor:
+    """The entry to the console of one broker.
+
+    Args:
+        broker: the broker.
+        access: identifies the visitors.
+        flight_port: returns the port of its Arrow Flight.
+    """
+
+    def __init__(self, broker: Reached, access: Access, flight_port: Callable[[], int]) -> None:
+        self._broker = broker
+        self._access = access
+        self._clients = ClientPool(broker, flight_port)
+        self._sessions = SessionStore(broker.clock)
+        self._rates = RateBook()
+        self._threads: ThreadPoolExecutor | None = None
+        self._waiting = 0
+
+    def routes(self, declared: list[ConsoleRoute]) -> list[Route]:
+        """Return the web framework's routes of the console."""
+        own = [
+            Route(LOGIN, self._with_headers(self._show_login), methods=["GET"]),
+            Route(LOGIN, self._with_headers(self._log_in), methods=["POST"]),
+            Route("/logout", self._with_headers(self._log_out), methods=["POST"]),
+        ]
+        return own + [
+            Route(each.path, self._with_headers(self._endpoint(each)), methods=[each.method])
+            for each in declared
+        ]
+
+    def close(self) -> None:
+        """Close the clients; pages that run now fail."""
+        self._clients.close()
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    # Requests
+
+    def _endpoint(self, route: ConsoleRoute) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            try:
+                visitor = self._visitor(request, may_show_header=route.method == "GET")
+            except NoSession:
+                return self._to_login(request)
+            form = Fields({})
+            if route.method == "POST":
+                form = await self._form(request, visitor)
+            response = await self._on_thread(
+                lambda: self._answer(route, request, visitor, form=form)
+            )
+            return self._with_cookie(request, response, visitor)
+
+        return answer
+
+    def _visitor(self, request: Request, *, may_show_header: bool) -> Visitor:
+        """Identify the visitor.
+
+        Raises:
+            NoSession: there is no session.
+            HTTPException: the token in the headers is not valid.
+        """
+        cookie = request.cookies.get(_cookie_name(request), "")
+        if not self._access.is_on:
+            if self._broker.config.tls.authority:
+                # Certificates keep strangers out, and this listener asks for none.
+                raise HTTPException(
+                    403,
+                    "clients need certificates here (tls.authority), which the console does not "
+                    "ask for: set auth.enabled, so that its visitors can log in",
+                )
+            return Visitor(cookie) if cookie else Visitor(new_id(), is_new=True)
+        if may_show_header and (token := token_of(request)) is not None:
+            return Visitor(cookie, token, self._principal(token))
+        session = self._sessions.find(cookie) if cookie else None
+        if session is None:
+            raise NoSession
+        return Visitor(cookie, session.token, session.principal)
+
+    def _principal(self, token: str) -> str:
+        """Return the principal of a token.
+
+        Raises:
+            HTTPException: the token is not valid, or no rule names its principal.
+        """
+        try:
+            caller = self._access.identify(ClientCredentials(token))
+            caller.check_known()
+        except UnauthenticatedError as error:
+            raise HTTPException(401, error.message, CHALLENGE) from None
+        except StrandlineError as error:
+            raise HTTPException(status_of(error), error.message) from None
+        return str(caller.principal)
+
+    async def _form(self, request: Request, visitor: Visitor) -> Fields:
+        """Return the posted form.
+
+        Raises:
+            HTTPException: it was not made by this server for this visitor.
+        """
+        fields = Fields(await _posted(request))
+        if not self._sessions.is_form_code(visitor.cookie, fields[FORM_CODE]):
+            raise HTTPException(
+                403, "this form is out of date: go back, reload the page, and send it again"
+            )
+        return fields
+
+    def _answer(
+        self, route: ConsoleRoute, request: Request, visitor: Visitor, *, form: Fields
+    ) -> Response:
+        """Answer a request; runs on a thread of the console."""
+        query = Fields(dict(request.query_params))
+        try:
+            visit = Visit(
+                client=self._clients.of(visitor.token),
+                path=request.path_params,
+                query=query,
+                form=form,
+                clock=self._broker.clock,
+                rates=self._rates,
+                principal=visitor.principal,
+            )
+            try:
+                return self._response(route.handler(visit), request, visitor)
+            except StrandlineError as error:
+                if route.form is None or isinstance(error, UnauthenticatedError):
+                    raise
+                page = route.form(visit)
+                assert isinstance(page, Page), "a form is on a page"
+                values = {**page.values, "problem": error.message}
+                shown = Page(page.template, values, status_of(error))
+                return self._response(shown, request, visitor)
+        except UnauthenticatedError:
+            self._sessions.close(visitor.cookie)
+            return self._to_login(request)
+        except StrandlineError as error:
+            status = status_of(error)
+            if "application/json" in request.headers.get("accept", ""):
+                return _json({"error": error.message}, status)
+            values = {"status": status, "message": error.message}
+            return self._response(Page("error.html", values, status), request, visitor)
+
+    def _response(self, answer: Answer, request: Request, visitor: Visitor) -> Response:
+        match answer:
+            case Redirect(to):
+                return RedirectResponse(to, 303)
+            case Download(body, name, media_type):
+                disposition = f"attachment; filename*=UTF-8''{quote(name, safe='')}"
+                headers = {"Content-Disposition": disposition}
+                return Response(body, media_type=media_type, headers=headers)
+            case JsonAnswer(value):
+                return _json(value)
+        values = {**self._shared(request, visitor), **answer.values}
+        return HTMLResponse(self._render(answer.template, values), answer.status)
+
+    def _shared(self, request: Request, visitor: Visitor) -> dict[str, Any]:
+        """Return the values that every page needs."""
+        cluster = self._broker.config.cluster
+        return {
+            "path": request.url.path,
+            "query": dict(request.query_params),
+            "form_code": self._sessions.form_code(visitor.cookie),
+            "principal": visitor.principal,
+            "is_checked": self._access.is_on,
+            "broker_id": cluster.broker_id,
+            "cluster_name": cluster.name if cluster.is_on else "",
+        }
+
+    def _render(self, template: str, values: Mapping[str, Any]) -> str:
+        from strandline.servers.http.console.templates import render  # jinja2, for the first page
+
+        return render(template, values)
+
+    async def _on_thread(self, function: Callable[[], Response]) -> Response:
+        if self._waiting >= WAITING_MAX:
+            raise HTTPException(503, "too many pages are being made; try again in a moment")
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="console")
+        self._waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, function)
+        finally:
+            self._waiting -= 1
+
+    # Sessions
+
+    async def _show_login(self, request: Request) -> Response:
+        cookie = request.cookies.get(_cookie_name(request), "")
+        visitor = Visitor(cookie) if cookie else Visitor(new_id(), is_new=True)
+        return await self._login_page(request, visitor)
+
+    async def _login_page(
+        self, request: Request, visitor: Visitor, *, problem: str = "", status: int = 200
+    ) -> Response:
+        values = {"problem": problem, "next": _local_path(request.query_params.get("next", "/"))}
+        page = Page("login.html", values, status)
+        response = await self._on_thread(lambda: self._response(page, request, visitor))
+        return self._with_cookie(request, response, visitor)
+
+    async def _log_in(self, request: Request) -> Response:
+        """Begin a session for a valid token."""
+        before = Visitor(request.cookies.get(_cookie_name(request), ""))
+        form = await self._form(request, before)
+        try:
+            principal = self._principal(form["token"])
+        except HTTPException as error:
+            status = error.status_code
+            return await self._login_page(request, before, problem=error.detail, status=status)
+        # A new id, so that a cookie that was planted before does not become a session.
+        session = self._sessions.open(form["token"], principal)
+        response = RedirectResponse(_local_path(form["next"]), 303)
+        return self._with_cookie(request, response, Visitor(session, is_new=True))
+
+    async def _log_out(self, request: Request) -> Response:
+        visitor = Visitor(request.cookies.get(_cookie_name(request), ""))
+        await self._form(request, visitor)
+        self._sessions.close(visitor.cookie)
+        response = RedirectResponse(LOGIN, 303)
+        response.delete_cookie(_cookie_name(request))
+        return response
+
+    def _to_login(self, request: Request) -> Response:
+        if "application/json" in request.headers.get("accept", ""):
+            return _json({"error": "log in again"}, 401)
+        asked = request.url.path
+        if request.url.query:
+            asked += f"?{request.url.query}"
+        to = asked if request.method in ("GET", "HEAD") else "/"
+        return RedirectResponse(f"{LOGIN}?next={quote(to)}", 303)
+
+    def _with_cookie(self, request: Request, response: Response, visitor: Visitor) -> Response:
+        if visitor.is_new:
+            response.set_cookie(
+                _cookie_name(request),
+                visitor.cookie,
+                httponly=True,
+                samesite="strict",
+                secure=self._broker.config.tls.is_on,
+            )
+        return response
+
+    # Every answer
+
+    def _with_headers(
+        self, endpoint: Callable[[Request], Awaitable[Response]]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            try:
+                self._check_host(request)
+                response = await endpoint(request)
+            except HTTPException as error:
+                response = await self.refusal(request, error)
+            for name, value in HEADERS.items():
+                response.headers.setdefault(name, value)
+            return response
+
+        return answer
+
+    async def refusal(self, request: Request, error: HTTPException) -> Response:
+        """Return the page of an error that ends a request before any page."""
+        values = {"status": error.status_code, "message": error.detail, "is_bare": True}
+        page = Page("error.html", values, error.status_code)
+        shown = await asyncio.to_thread(self._response, page, request, Visitor(""))
+        shown.headers.update({**HEADERS, **(error.headers or {})})
+        return shown
+
+    def _check_host(self, request: Request) -> None:
+        """Reject a name that is not of this machine, on a listener that is for it alone.
+
+        Raises:
+            HTTPException: the name may belong to another site.
+        """
+        if self._access.is_on or not _is_loopback(self._broker.config.host):
+            return
+        host = request.url.hostname or ""
+        if not (_is_address(host) or host == "localhost" or host.endswith(".localhost")):
+            raise HTTPException(
+                403, f"the console is not known as {host!r}; open it as localhost or by address"
+            )
+
+
+def status_of(error: StrandlineError) -> int:
+    """Return the HTTP status of an error."""
+    return next(status for kind, status in STATUS if isinstance(error, kind))
+
+
+async def _posted(request: Request) -> dict[str, str]:
+    """Return the fields of a posted form; the listener has limited its size.
+
+    Raises:
+        HTTPException: it is not a form.
+    """
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != FORM_TYPE:
+        raise HTTPException(415, f"send a form, as {FORM_TYPE}")
+    try:
+        text = (await request.body()).decode("ascii")
+        return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=FIELDS_MAX))
+    except ValueError as error:
+        raise HTTPException(400, f"not a form: {error}") from None
+
+
+def _cookie_name(request: Request) -> str:
+    """Return the name of the cookie: brokers of one machine differ in the port only."""
+    _, port = request.scope["server"]
+    return f"strandline_{port}"
+
+
+def _local_path(path: str) -> str:
+    """Return a path of this site; the first page for anything else."""
+    is_local = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable()
+    return path if is_local else "/"
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    return True
+
+
+def _is_loopback(host: str) -> bool:
+    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)

@@ -1,0 +1,100 @@
+"""Records as files: JSON lines as the CLI prints them, CSV, Parquet.
+
+Rules: JSON lines and Parquet hold every byte. CSV holds text; a cell that a spreadsheet would take
+for a formula begins with an apostrophe.
+"""
+
+import base64
+import csv
+import io
+import json
+from collections.abc import Callable
+from typing import Any, Final
+
+import pyarrow as pa
+
+from strandline.record.schema import PARTITION_FIELD, RECORD_SCHEMA
+from strandline.servers.http.console.records import ShownRecord
+from strandline.servers.http.console.texts import exact_moment
+
+FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r")
+CSV_COLUMNS: Final = ("partition", "offset", "timestamp", "subject", "key", "value", "headers")
+
+
+def as_json_lines(records: list[ShownRecord]) -> bytes:
+    """Return one JSON object a line; bytes that are not UTF-8 become ``<name>_base64``."""
+    lines = (json.dumps(_document(each), ensure_ascii=False) + "\n" for each in records)
+    return "".join(lines).encode()
+
+
+def as_csv(records: list[ShownRecord]) -> bytes:
+    """Return a table with a heading; bytes that are not UTF-8 as escapes."""
+    out = io.StringIO()
+    writer = csv.writer(out)
+    writer.writerow(CSV_COLUMNS)
+    for each in records:
+        pairs = [[name, _shown(value)] for name, value in each.headers]
+        headers = json.dumps(pairs) if pairs else ""
+        texts = (each.subject, _shown(each.key), _shown(each.value), headers)
+        moment = exact_moment(each.timestamp_ns)
+        writer.writerow([each.partition, each.offset, moment, *map(_harmless, texts)])
+    return out.getvalue().encode()
+
+
+def as_parquet(records: list[ShownRecord]) -> bytes:
+    """Return a Parquet file with the columns of a read, and the partition."""
+    import pyarrow.parquet as pq  # takes memory, and few visitors want it
+
+    rows = [each._asdict() | {"timestamp": each.timestamp_ns} for each in records]
+    schema = pa.schema([PARTITION_FIELD, *_plain_schema()])
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), sink, compression="zstd")
+    found: bytes = sink.getvalue().to_pybytes()
+    return found
+
+
+FORMATS: Final[dict[str, tuple[str, str, Callable[[list[ShownRecord]], bytes]]]] = {
+    "jsonl": ("JSON lines", "application/x-ndjson", as_json_lines),
+    "csv": ("CSV", "text/csv; charset=utf-8", as_csv),
+    "parquet": ("Parquet", "application/vnd.apache.parquet", as_parquet),
+}
+"""Name for people, media type and function of each format."""
+
+
+def _plain_schema() -> list[pa.Field]:
+    """Return the columns of a read; a dictionary column as plain text."""
+    return [
+        field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field
+        for field in RECORD_SCHEMA
+    ]
+
+
+def _document(record: ShownRecord) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "partition": record.partition,
+        "offset": record.offset,
+        "timestamp": exact_moment(record.timestamp_ns),
+        "subject": record.subject,
+    }
+    for name, value in (("key", record.key), ("value", record.value)):
+        try:
+            found[name] = None if value is None else value.decode()
+        except UnicodeDecodeError:
+            found[f"{name}_base64"] = _base64(value or b"")
+    try:
+        found["headers"] = [[name, value.decode()] for name, value in record.headers]
+    except UnicodeDecodeError:
+        found["headers_base64"] = [[name, _base64(value)] for name, value in record.headers]
+    return found
+
+
+def _base64(value: bytes) -> str:
+    return base64.b64encode(value).decode()
+
+
+def _shown(value: bytes | None) -> str:
+    return "" if value is None else value.decode("utf-8", "backslashreplace")
+
+
+def _harmless(text: str) -> str:
+    return f"'{text}" if text.startswith(FORMULA_STARTS) else text

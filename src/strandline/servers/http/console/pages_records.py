@@ -1,0 +1,270 @@
+"""The pages of a stream's records: browse, follow, publish, download."""
+
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote, urlencode
+
+from strandline.api.admin import StreamInfo
+from strandline.errors import InvalidRequestError, OffsetOutOfRangeError
+from strandline.servers.http.console.decoding import decoded, key_text
+from strandline.servers.http.console.export import FORMATS
+from strandline.servers.http.console.records import (
+    DOWNLOAD_BYTES_MAX,
+    DOWNLOAD_RECORDS_MAX,
+    DOWNLOAD_S,
+    PAGE_RECORDS,
+    PAGE_RECORDS_MAX,
+    PARTITIONS_AT_ONCE,
+    Budget,
+    RecordPage,
+    RecordQuery,
+    RecordReader,
+    ShownRecord,
+    chosen_partitions,
+    places_of,
+    places_text,
+    search_budget,
+)
+from strandline.servers.http.console.texts import parse_moment
+from strandline.servers.http.console.visit import (
+    ConsoleRoute,
+    Download,
+    Fields,
+    JsonAnswer,
+    Page,
+    Redirect,
+    Visit,
+)
+
+STARTS: Final = (
+    ("newest", "the newest"),
+    ("oldest", "the oldest"),
+    ("offset", "an offset"),
+    ("time", "a time"),
+)
+DECODINGS: Final = (("auto", "as it is"), ("text", "text"), ("hex", "bytes"))
+HOW_MANY: Final = ((50, "50"), (100, "100"), (200, "200"))
+TAIL_RECORDS: Final = 100
+TAIL_BEHIND_MAX: Final = 1000
+"""A tail that is further behind in a partition passes over records."""
+
+
+def records_page(visit: Visit) -> Page:
+    """Return records of a stream, from a place in either direction."""
+    name, query = visit.path["name"], visit.query
+    values: dict[str, Any] = {
+        "name": name,
+        "query_fields": query,
+        "starts": STARTS,
+        "decodings": DECODINGS,
+        "how_many": HOW_MANY,
+        "formats": [(key, label) for key, (label, _, _) in FORMATS.items()],
+        "partitions_at_once": PARTITIONS_AT_ONCE,
+    }
+    info = visit.client.stream_info(name)
+    values |= {"count": len(info.partitions), "config": info.config}
+    empty = RecordPage([], {}, is_cut=False, is_end=True)
+    try:
+        reading = _reading(visit, info, is_tail="tail" in query)
+        found = reading.read(min(query.number("count", PAGE_RECORDS) or 1, PAGE_RECORDS_MAX))
+    except (InvalidRequestError, OffsetOutOfRangeError) as error:
+        values |= {**_shown(empty, query), "problem": error.message}
+        return Page("records.html", values, 400)
+    values |= _shown(found, query)
+    values["tail_places"] = places_text(
+        {part.partition: part.high_watermark for part in reading.partitions}
+    )
+    return Page("records.html", values)
+
+
+class PageRead(NamedTuple):
+    """A read that a page's fields describe."""
+
+    reader: RecordReader
+    partitions: list[Any]
+    places: dict[int, int]
+    is_newest_first: bool
+
+    def read(self, count: int) -> RecordPage:
+        """Return the records."""
+        read = self.reader.newest if self.is_newest_first else self.reader.oldest
+        return read(self.places, count)
+
+
+def _reading(
+    visit: Visit, info: StreamInfo, *, budget: Budget | None = None, is_tail: bool = False
+) -> PageRead:
+    """Return the read that the fields of a query describe.
+
+    Raises:
+        InvalidRequestError: a field is not valid.
+    """
+    query = visit.query
+    partitions = chosen_partitions(info.partitions, query)
+    wanted = RecordQuery(query["subject"], query["key"], query["header"], query["text"])
+    budget = budget or search_budget(visit.clock)
+    reader = RecordReader(visit.client, info.name, partitions, wanted=wanted, budget=budget)
+    start = "newest" if is_tail else query["start"] or "newest"
+    if "places" in query:
+        places = places_of(query["places"])
+    else:
+        numbers = [part.partition for part in partitions]
+        places = _first_places(visit, info.name, start, numbers=numbers)
+    return PageRead(reader, partitions, places, start == "newest")
+
+
+def _first_places(visit: Visit, name: str, start: str, *, numbers: list[int]) -> dict[int, int]:
+    """Return the offsets at which a page begins; empty: at the first or last of each partition."""
+    at = visit.query["at"]
+    if start == "offset":
+        return dict.fromkeys(numbers, visit.query.number("at", 0) or 0)
+    if start == "time":
+        return visit.client.offsets(name, parse_moment(at, visit.now_ns))
+    if start not in ("newest", "oldest"):
+        raise InvalidRequestError(f"start: {start!r} is none of newest, oldest, offset and time")
+    return {}
+
+
+def _shown(found: RecordPage, query: Fields) -> dict[str, Any]:
+    """Return the values of a page for its records."""
+    how = query["decode"] or "auto"
+    kept = query.without("places", "tail", "note")
+    more = "" if found.is_end else urlencode({**kept, "places": places_text(found.places)})
+    return {
+        "rows": [row_of(record, how) for record in found.records],
+        "is_cut": found.is_cut,
+        "more": more,
+        "filters": urlencode(kept),
+        "tail_places": "",
+    }
+
+
+class RecordRow(NamedTuple):
+    """A record as a row of the page."""
+
+    record: ShownRecord
+    key: str
+    value: Any
+    headers: list[tuple[str, str]]
+
+
+def row_of(record: ShownRecord, how: str) -> RecordRow:
+    """Return a record with its bytes as text."""
+    headers = [(name, key_text(value)) for name, value in record.headers]
+    return RecordRow(record, key_text(record.key), decoded(record.value, how), headers)
+
+
+def tail(visit: Visit) -> JsonAnswer:
+    """Return the records stored since the last call, as rows of the table."""
+    from strandline.servers.http.console.templates import render
+
+    info = visit.client.stream_info(visit.path["name"])
+    reading = _reading(visit, info)
+    places = {
+        part.partition: max(
+            reading.places.get(part.partition, part.high_watermark),
+            part.high_watermark - TAIL_BEHIND_MAX,
+        )
+        for part in reading.partitions
+    }
+    found = reading.reader.oldest(places, TAIL_RECORDS)
+    rows = [row_of(each, visit.query["decode"] or "auto") for each in reversed(found.records)]
+    html = render("records_rows.html", {"rows": rows, "name": info.name})
+    return JsonAnswer({"rows": html, "places": places_text(found.places)})
+
+
+def value(visit: Visit) -> Download:
+    """Return the whole value of one record."""
+    name = visit.path["name"]
+    partition, offset = visit.query.number("partition", 0), visit.query.number("offset", 0)
+    assert partition is not None, "it has a default"
+    assert offset is not None, "it has a default"
+    batches = visit.client.read(
+        name, partition=partition, start=offset, records_max=1, columns=("offset", "value")
+    )
+    for batch in batches:
+        if batch.column("offset")[0].as_py() == offset:
+            body = batch.column("value")[0].as_py() or b""
+            return Download(body, f"{name}-{partition}-{offset}", "application/octet-stream")
+    raise OffsetOutOfRangeError(f"{name}/{partition} has no record at offset {offset}")
+
+
+def download(visit: Visit) -> Download:
+    """Return the records that a page's fields describe, as a file."""
+    how = visit.query["format"] or "jsonl"
+    if how not in FORMATS:
+        raise InvalidRequestError(f"format: {how!r} is none of {', '.join(FORMATS)}")
+    count = visit.query.number("records", 1000) or 1
+    if count > DOWNLOAD_RECORDS_MAX:
+        raise InvalidRequestError(
+            f"records: at most {DOWNLOAD_RECORDS_MAX:,} at once, got {count:,}; for more use "
+            "'strandline read'"
+        )
+    info = visit.client.stream_info(visit.path["name"])
+    budget = Budget(
+        visit.clock,
+        records=10 * DOWNLOAD_RECORDS_MAX,
+        size_bytes=DOWNLOAD_BYTES_MAX,
+        seconds=DOWNLOAD_S,
+    )
+    found = _reading(visit, info, budget=budget).read(count)
+    _, media_type, encode = FORMATS[how]
+    # A file that lacks records because of the limits says so in its name.
+    part = ".part" if found.is_cut else ""
+    return Download(encode(found.records), f"{info.name}{part}.{how}", media_type)
+
+
+def publish_page(visit: Visit) -> Page:
+    """Return the form that publishes a record."""
+    info = visit.client.stream_info(visit.path["name"], of_leaders=False)
+    partition, offset = visit.query.number("partition"), visit.query.number("offset")
+    values = {
+        "name": info.name,
+        "config": info.config,
+        "count": len(info.partitions),
+        "form": visit.form,
+        "stored": None if partition is None or offset is None else (partition, offset),
+    }
+    return Page("publish.html", values)
+
+
+def publish(visit: Visit) -> Redirect:
+    """Append one record and wait for its ack."""
+    name, form = visit.path["name"], visit.form
+    ack = visit.client.append(
+        name,
+        None if "tombstone" in form else form.raw("value"),
+        key=form["key"] or None,
+        subject=form["subject"] or None,
+        headers=_headers(form.raw("headers")),
+        partition=form.number("partition"),
+        message_id=form["message_id"] or None,
+        timeout_s=10.0,
+    )
+    return Redirect(
+        f"/streams/{quote(name, safe='')}/publish?partition={ack.partition}&offset={int(ack)}"
+    )
+
+
+def _headers(text: str) -> list[tuple[str, bytes]]:
+    """Parse headers, one a line.
+
+    Raises:
+        InvalidRequestError: a line is not a header.
+    """
+    found = []
+    for line in filter(str.strip, text.splitlines()):
+        name, separator, content = line.partition(":")
+        if not separator or not name.strip():
+            raise InvalidRequestError(f"headers: {line[:80]!r} is not a header; write name: value")
+        found.append((name.strip(), content.strip().encode()))
+    return found
+
+
+ROUTES = [
+    ConsoleRoute("GET", "/streams/{name}/records", records_page),
+    ConsoleRoute("GET", "/streams/{name}/tail", tail),
+    ConsoleRoute("GET", "/streams/{name}/value", value),
+    ConsoleRoute("GET", "/streams/{name}/download", download),
+    ConsoleRoute("GET", "/streams/{name}/publish", publish_page),
+    ConsoleRoute("POST", "/streams/{name}/publish", publish, publish_page),
+]

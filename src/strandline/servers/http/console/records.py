@@ -1,0 +1,294 @@
+"""Bounded reads of records for a page, the live tail and downloads.
+
+Rules: every request reads at most so many records and bytes, and for at most so long; a search that
+has not found enough by then says where it goes on. Filters by subject and key run on the
+broker, over a limited range of offsets; those by header and text here, on what it delivers.
+"""
+
+import heapq
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from strandline.api.admin import PartitionInfo
+from strandline.client.client import Client
+from strandline.clock import Clock
+from strandline.errors import InvalidRequestError, UnknownPartitionError
+from strandline.servers.http.console.visit import Fields
+
+PAGE_RECORDS: Final = 50
+PAGE_RECORDS_MAX: Final = 200
+SEARCHED_RECORDS_MAX: Final = 50_000
+SEARCHED_BYTES_MAX: Final = 64 << 20
+SEARCH_S: Final = 4.0
+FILTERED_OFFSETS_MAX: Final = 1_000_000
+"""Offsets that the broker looks through for one request with a filter of its own."""
+DOWNLOAD_RECORDS_MAX: Final = 100_000
+DOWNLOAD_BYTES_MAX: Final = 32 << 20
+DOWNLOAD_S: Final = 10.0
+PARTITIONS_AT_ONCE: Final = 64
+"""A page of all partitions reads a part of each; of a stream with more, one is chosen."""
+BATCH_BYTES: Final = 256 << 10
+COLUMNS: Final = ("offset", "timestamp", "subject", "key", "value", "headers")
+
+
+class ShownRecord(NamedTuple):
+    """A record as it was read."""
+
+    partition: int
+    offset: int
+    timestamp_ns: int
+    subject: str
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes]]
+
+    @property
+    def size(self) -> int:
+        """Return the bytes of its key, value and headers."""
+        texts = sum(len(name) + len(content) for name, content in self.headers)
+        return len(self.key or b"") + len(self.value or b"") + texts
+
+
+class RecordQuery(NamedTuple):
+    """Which records are wanted; empty fields match all."""
+
+    subject: str = ""
+    key: str = ""
+    header: str = ""
+    """A header's name, or ``name=value``."""
+    text: str = ""
+    """Text that the value contains, without regard to case."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return the part that the broker applies, as arguments of a read."""
+        found: dict[str, Any] = {}
+        if self.subject:
+            found["subject"] = self.subject
+        if self.key:
+            found["keys"] = [self.key]
+        return found
+
+    @property
+    def is_searched(self) -> bool:
+        """Return whether records have to be looked at here."""
+        return bool(self.header or self.text)
+
+    @property
+    def matcher(self) -> Callable[[ShownRecord], bool]:
+        """Return a function that applies the rest to a record."""
+        name, has_value, content = self.header.partition("=")
+        name, content, text = name.strip().lower(), content.strip().lower(), self.text.lower()
+
+        def matches(record: ShownRecord) -> bool:
+            if text and text not in (record.value or b"").decode("utf-8", "replace").lower():
+                return False
+            return not name or any(
+                key.lower() == name
+                and (not has_value or content in value.decode("utf-8", "replace").lower())
+                for key, value in record.headers
+            )
+
+        return matches
+
+
+class Budget:
+    """The work that one request may still cause.
+
+    Args:
+        clock: measures the time.
+        records: how many records may be looked at.
+        size_bytes: how many bytes of them.
+        seconds: for how long.
+    """
+
+    def __init__(self, clock: Clock, *, records: int, size_bytes: int, seconds: float) -> None:
+        self._clock = clock
+        self._records = records
+        self._bytes = size_bytes
+        self._until_ms = clock.monotonic_ms() + seconds * 1e3
+
+    @property
+    def is_spent(self) -> bool:
+        """Return whether nothing more may be read."""
+        if self._records <= 0 or self._bytes <= 0:
+            return True
+        return self._clock.monotonic_ms() > self._until_ms
+
+    def spend(self, record: ShownRecord) -> None:
+        """Count a record that was looked at."""
+        self._records -= 1
+        self._bytes -= record.size
+
+
+def search_budget(clock: Clock) -> Budget:
+    """Return the budget of a page."""
+    return Budget(
+        clock,
+        records=SEARCHED_RECORDS_MAX,
+        size_bytes=SEARCHED_BYTES_MAX,
+        seconds=SEARCH_S,
+    )
+
+
+class RecordPage(NamedTuple):
+    """The records of a page, and where the next page begins."""
+
+    records: list[ShownRecord]
+    places: dict[int, int]
+    """Partition → the next offset in the direction of reading, half-open."""
+    is_cut: bool
+    """Whether a search stopped before it had found enough or reached the end."""
+    is_end: bool
+    """Whether there is nothing further in this direction."""
+
+
+class RecordReader:
+    """A reader of one stream's records for one request.
+
+    Args:
+        client: the visitor's.
+        stream: the stream.
+        partitions: those to read, as their leaders describe them.
+        wanted: which records are wanted.
+        budget: what may be read.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        stream: str,
+        partitions: list[PartitionInfo],
+        *,
+        wanted: RecordQuery,
+        budget: Budget,
+    ) -> None:
+        self._client = client
+        self._stream = stream
+        self._partitions = partitions
+        self._wanted = wanted
+        self._budget = budget
+
+    def newest(self, places: Mapping[int, int], count: int) -> RecordPage:
+        """Return the newest records before the given offsets, newest first."""
+        return self._page(places, count, is_newest_first=True)
+
+    def oldest(self, places: Mapping[int, int], count: int) -> RecordPage:
+        """Return the records from the given offsets on, oldest first."""
+        return self._page(places, count, is_newest_first=False)
+
+    def _page(self, places: Mapping[int, int], count: int, *, is_newest_first: bool) -> RecordPage:
+        found: list[list[ShownRecord]] = []
+        ends: dict[int, int] = {}
+        for part in self._partitions:
+            low, high = part.log_start_offset, part.high_watermark
+            place = places.get(part.partition, high if is_newest_first else low)
+            bounds = self._bounds(part, min(max(place, low), high), is_newest_first)
+            taken, ends[part.partition] = self._some(
+                part.partition, bounds, count, is_newest_first=is_newest_first
+            )
+            found.append(taken)
+        # The order within a partition is kept, also where a clock was set back.
+        merged = list(heapq.merge(*found, key=_time_of, reverse=is_newest_first))
+        # A page takes the first of all partitions; the others begin again where theirs are.
+        for record in reversed(merged[count:]):
+            ends[record.partition] = record.offset + (1 if is_newest_first else 0)
+        last = "log_start_offset" if is_newest_first else "high_watermark"
+        is_end = all(ends[each.partition] == getattr(each, last) for each in self._partitions)
+        is_cut = not is_end and len(merged) < count
+        return RecordPage(merged[:count], ends, is_cut, is_end)
+
+    def _bounds(self, part: PartitionInfo, place: int, is_newest_first: bool) -> tuple[int, int]:  # noqa: FBT001 - one of two directions
+        """Return the range of offsets that is read; a filter of the broker reads a limited one."""
+        low, high = part.log_start_offset, part.high_watermark
+        if self._wanted.options:
+            width = FILTERED_OFFSETS_MAX // len(self._partitions)
+            low, high = max(low, place - width), min(high, place + width)
+        return (low, place) if is_newest_first else (place, high)
+
+    def _some(
+        self, partition: int, bounds: tuple[int, int], count: int, *, is_newest_first: bool
+    ) -> tuple[list[ShownRecord], int]:
+        """Return up to ``count`` records of a partition, and where the next begin."""
+        (start, stop), budget = bounds, self._budget
+        if start >= stop or budget.is_spent:
+            return [], stop if is_newest_first else start
+        found: list[ShownRecord] = []
+        matches = self._wanted.matcher
+        for record in self._read(partition, bounds, is_newest_first=is_newest_first, count=count):
+            if budget.is_spent:
+                return found, record.offset + (1 if is_newest_first else 0)
+            budget.spend(record)
+            if matches(record):
+                found.append(record)
+                if len(found) == count:
+                    return found, record.offset + (0 if is_newest_first else 1)
+        return found, start if is_newest_first else stop
+
+    def _read(
+        self, partition: int, bounds: tuple[int, int], *, is_newest_first: bool, count: int
+    ) -> Iterator[ShownRecord]:
+        batches = self._client.read(
+            self._stream,
+            partition=partition,
+            start=bounds[0],
+            stop=bounds[1],
+            order="descending" if is_newest_first else "ascending",
+            columns=COLUMNS,
+            records_max=None if self._wanted.is_searched else count,
+            batch_bytes=BATCH_BYTES,
+            skip_corrupt=True,
+            **self._wanted.options,
+        )
+        for batch in batches:
+            yield from records_of(batch, partition)
+
+
+def _time_of(record: ShownRecord) -> int:
+    return record.timestamp_ns
+
+
+def records_of(batch: Any, partition: int) -> Iterator[ShownRecord]:
+    """Yield the records of an Arrow batch with all columns."""
+    columns = {name: batch.column(name) for name in COLUMNS}
+    times = columns.pop("timestamp").cast("int64").to_pylist()
+    rows = zip(times, *(column.to_pylist() for column in columns.values()), strict=True)
+    for at_ns, offset, subject, key, value, headers in rows:
+        yield ShownRecord(partition, offset, at_ns, subject or "", key, value, list(headers or ()))
+
+
+def chosen_partitions(partitions: tuple[PartitionInfo, ...], fields: Fields) -> list[PartitionInfo]:
+    """Return the partitions that a page reads.
+
+    Raises:
+        UnknownPartitionError: the stream has no such partition.
+    """
+    number = fields.number("partition")
+    if number is None:
+        return list(partitions[:PARTITIONS_AT_ONCE])
+    if number >= len(partitions):
+        raise UnknownPartitionError(
+            f"there is no partition {number}; the stream has {len(partitions)}, from 0"
+        )
+    return [partitions[number]]
+
+
+def places_of(text: str) -> dict[int, int]:
+    """Parse offsets by partition, ``0:12,1:5``.
+
+    Raises:
+        InvalidRequestError: it is something else.
+    """
+    found = {}
+    for pair in filter(None, text.split(",")):
+        number, _, offset = pair.partition(":")
+        digits = number + offset
+        if not (digits.isascii() and digits.isdigit() and len(digits) < 30 and number and offset):
+            raise InvalidRequestError(f"places: {text[:80]!r} is not a list of partition:offset")
+        found[int(number)] = int(offset)
+    return found
+
+
+def places_text(places: Mapping[int, int]) -> str:
+    """Return offsets by partition as text for an address."""
+    return ",".join(f"{number}:{offset}" for number, offset in sorted(places.items()))

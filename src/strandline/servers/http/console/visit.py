@@ -1,0 +1,131 @@
+"""A request of a visitor, and the kinds of answers that a page returns. Plain data."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple, Protocol
+
+from strandline.client.client import Client
+from strandline.clock import Clock
+from strandline.errors import InvalidRequestError
+from strandline.servers.http.console.gather import RateBook
+
+VALUE_CHARACTERS_MAX: Final = 256 << 10
+
+
+class Fields:
+    """The values of a query or a form; each may be missing, and is text.
+
+    Args:
+        values: the first value of each name.
+    """
+
+    def __init__(self, values: Mapping[str, str]) -> None:
+        self._values = values
+
+    def __getitem__(self, name: str) -> str:
+        """Return a value without surrounding white space; empty if it is missing."""
+        return self._values.get(name, "").strip()
+
+    def raw(self, name: str) -> str:
+        """Return a value as it was sent; empty if it is missing."""
+        return self._values.get(name, "")
+
+    def __contains__(self, name: str) -> bool:
+        return bool(self[name])
+
+    def names(self) -> list[str]:
+        """Return the names of the values."""
+        return list(self._values)
+
+    def without(self, *names: str) -> dict[str, str]:
+        """Return the values that are not empty, without those of the given names."""
+        return {name: text for name, text in self._values.items() if text and name not in names}
+
+    def number(self, name: str, default: int | None = None) -> int | None:
+        """Return a whole number of at least 0; ``default`` if it is missing.
+
+        Raises:
+            InvalidRequestError: it is not one.
+        """
+        text = self[name]
+        if not text:
+            return default
+        if not (text.isascii() and text.isdigit() and len(text) <= 18):
+            raise InvalidRequestError(f"{name}: {text!r} is not a whole number")
+        return int(text)
+
+
+class Visit(NamedTuple):
+    """One request of a visitor."""
+
+    client: Client
+    path: Mapping[str, str]
+    """The values in the path, such as the name of a stream."""
+    query: Fields
+    form: Fields
+    clock: Clock
+    rates: RateBook
+    principal: str = ""
+    """Empty where access is not checked."""
+
+    @property
+    def now_ns(self) -> int:
+        """Return the Unix time in nanoseconds."""
+        return self.clock.now_ns()
+
+    @property
+    def now_ms(self) -> float:
+        """Return the monotonic time in milliseconds."""
+        return self.clock.monotonic_ms()
+
+
+class Page(NamedTuple):
+    """A page to render."""
+
+    template: str
+    values: Mapping[str, Any]
+    status: int = 200
+
+
+class Redirect(NamedTuple):
+    """Another page to show, after a change."""
+
+    to: str
+
+
+class Download(NamedTuple):
+    """A file to store."""
+
+    body: bytes
+    name: str
+    media_type: str
+
+
+class JsonAnswer(NamedTuple):
+    """Data for the console's own script."""
+
+    value: Any
+
+
+Answer = Page | Redirect | Download | JsonAnswer
+
+
+class Handler(Protocol):
+    """A function that answers visits; it runs on a thread and may block."""
+
+    def __call__(self, visit: Visit, /) -> Answer:
+        """Answer one visit.
+
+        Raises:
+            StrandlineError: shown to the visitor.
+        """
+        ...
+
+
+class ConsoleRoute(NamedTuple):
+    """A page or an action of the console."""
+
+    method: str
+    path: str
+    handler: Callable[[Visit], Answer]
+    form: Callable[[Visit], Answer] | None = None
+    """For an action: the page that shows its form, to show its error there."""

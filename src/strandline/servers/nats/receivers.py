@@ -1,0 +1,300 @@
+"""Who receives what consumers deliver: clients of nats-server, and those of the ingest listener.
+
+Rules: a client of nats-server is known by its inbox, and reached over the leaf connection. One of
+the ingest listener is known by its connection, too: what it pulls goes to the connection that asked
+and to no other. A push consumer delivers to everybody who subscribes to exactly its subject, at
+either port, or to one member of its queue group. A client that does not read what it gets is
+disconnected, as nats-server does with a slow consumer.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Final, NamedTuple, Protocol
+
+from strandline.servers.nats.inboxes import Inboxes
+from strandline.servers.nats.jetstream.frames import DeliveredRun, client_frames
+from strandline.servers.nats.leaf_link import LeafClient
+from strandline.servers.nats.protocol import encode_message, encode_message_with_headers
+
+UNREAD_BYTES_MAX: Final = 64 << 20
+PULLS_REMEMBERED_MIN: Final = 64
+OUTPUT: Final = "output"
+"""The peer is not read because it does not read."""
+
+
+class ClientPeer(Protocol):
+    """A connection, as far as deliveries need it."""
+
+    is_open: bool
+    output: list[bytes]
+
+    @property
+    def takes_headers(self) -> bool:
+        """Whether the client understands messages with headers."""
+        ...
+
+    @property
+    def unread_bytes(self) -> int:
+        """How much of what was written to it waits."""
+        ...
+
+    def is_held(self, why: str) -> bool:
+        """Return whether reading stops for this reason."""
+        ...
+
+    def flush(self) -> None:
+        """Write queued output."""
+        ...
+
+    def fail(self, reason: str) -> None:
+        """Send an error and close."""
+        ...
+
+
+class LocalInbox(NamedTuple):
+    """An inbox of a client of the ingest listener."""
+
+    client: "LocalClient"
+    inbox: bytes
+
+
+class Puller(Protocol):
+    """A consumer with pulls."""
+
+    def waits(self, token: object) -> bool:
+        """Return whether a pull waits."""
+        ...
+
+    def drop_pull(self, token: object) -> None:
+        """Forget a pull, whose receiver is gone."""
+        ...
+
+
+class LocalClient:
+    """A client of the ingest listener, as consumers deliver to it.
+
+    Args:
+        peer: its connection.
+        inboxes: its subscriptions.
+        receivers: all clients.
+    """
+
+    def __init__(self, peer: ClientPeer, inboxes: Inboxes, receivers: "Receivers") -> None:
+        self._peer = peer
+        self._inboxes = inboxes
+        self._receivers = receivers
+        self._pulls: dict[LocalInbox, Puller] = {}
+        self._pulls_max = PULLS_REMEMBERED_MIN
+        self._pushed: dict[bytes, tuple[bytes, bytes]] = {}
+        """Subjects and queue groups that a push consumer may deliver to, by sid."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it reads what it gets."""
+        return not self._peer.is_held(OUTPUT)
+
+    def receives(self, inbox: bytes) -> bool:
+        """Return whether it subscribes to an inbox."""
+        return self._peer.is_open and self._inboxes.has(inbox)
+
+    def waits(self, token: LocalInbox, puller: Puller) -> None:
+        """Remember who has a pull of this client's."""
+        self._pulls[token] = puller
+        if len(self._pulls) > self._pulls_max:
+            self._pulls = {t: each for t, each in self._pulls.items() if each.waits(t)}
+            self._pulls_max = PULLS_REMEMBERED_MIN + 2 * len(self._pulls)
+
+    # Subscriptions
+
+    def subscribed(self, subject: bytes, sid: bytes, queue: bytes) -> None:
+        """Handle a subscription to a plain subject."""
+        self.unsubscribed(sid)
+        self._pushed[sid] = subject, queue
+        self._receivers.came(subject, queue, self)
+
+    def unsubscribed(self, sid: bytes) -> None:
+        """Handle the end of a subscription."""
+        pushed = self._pushed.pop(sid, None)
+        if pushed is not None and pushed not in self._pushed.values():
+            self._receivers.went(*pushed, self)
+        self._drop_lost()
+
+    def closed(self) -> None:
+        """Handle the end of the connection."""
+        for sid in list(self._pushed):
+            self.unsubscribed(sid)
+        self._drop_lost()
+
+    def writable(self) -> None:
+        """Let consumers that wait for this client go on."""
+        if self._pulls or self._pushed:
+            self._receivers.on_writable()
+
+    def _drop_lost(self) -> None:
+        for token, puller in list(self._pulls.items()):
+            if not self.receives(token.inbox):
+                del self._pulls[token]
+                puller.drop_pull(token)
+
+    # Deliveries
+
+    def deliver(self, to: bytes, payload: bytes, *, block: bytes, reply: bytes) -> None:
+        """Queue a status."""
+        sid = self._inboxes.sid_for(to) if self._peer.is_open else None
+        if sid is None:
+            return
+        line = encode_message(to, sid, payload, reply=reply)
+        if block and self._peer.takes_headers:
+            line = encode_message_with_headers(to, sid, payload, block=block, reply=reply)
+        self._peer.output.append(line)
+
+    def deliver_run(self, run: DeliveredRun) -> None:
+        """Queue records."""
+        if not self._peer.is_open:
+            return
+        count, turns = len(run.messages.sequences), len(run.inboxes)
+        before = len(self._inboxes)
+        sids = self._inboxes.sids_for([run.inboxes[n % turns] for n in range(count)])
+        if not self._peer.takes_headers:
+            messages = run.messages._replace(blocks=[b""] * count)
+            run = run._replace(messages=messages)
+        if None not in sids:
+            self._peer.output.append(client_frames(run, [sid for sid in sids if sid is not None]))
+        else:
+            for single, sid in zip(run.singles(), sids, strict=True):
+                if sid is not None:
+                    self._peer.output.append(client_frames(single, [sid]))
+        if self._peer.unread_bytes > UNREAD_BYTES_MAX:
+            self._peer.fail("Slow Consumer")
+        elif len(self._inboxes) < before:
+            self._drop_lost()  # a subscription has ended by its own limit
+
+    def flush(self) -> None:
+        """Write what is queued."""
+        self._peer.flush()
+
+
+class Receivers:
+    """All that consumers deliver to.
+
+    Args:
+        leaf: the way to clients of nats-server.
+
+    Attributes:
+        on_interest_changed: called with subjects that have gained or lost local receivers.
+        on_writable: called when a local receiver reads again.
+    """
+
+    def __init__(self, leaf: LeafClient) -> None:
+        self.leaf = leaf
+        self.on_interest_changed: Callable[[Collection[bytes]], None] = _ignore
+        self.on_writable: Callable[[], None] = _ignore
+        self._local: dict[tuple[bytes, bytes], list[LocalClient]] = {}
+        """By subject and queue group."""
+        self._unflushed: set[LocalClient] = set()
+        self._turn = 0
+        """Counts the runs, for which members of a queue group take turns."""
+
+    # Interest
+
+    def came(self, subject: bytes, queue: bytes, client: LocalClient) -> None:
+        """A local client subscribes to a subject."""
+        clients = self._local.setdefault((subject, queue), [])
+        if client not in clients:
+            clients.append(client)
+            self.on_interest_changed((subject,))
+
+    def went(self, subject: bytes, queue: bytes, client: LocalClient) -> None:
+        """It does so no longer."""
+        clients = self._local.get((subject, queue), [])
+        if client in clients:
+            clients.remove(client)
+            if not clients:
+                del self._local[subject, queue]
+            self.on_interest_changed((subject,))
+
+    def is_subscribed(self, subject: bytes, queue: bytes) -> bool:
+        """Return whether somebody subscribes to exactly a subject, as a queue group if named."""
+        return (subject, queue) in self._local or self.leaf.is_subscribed(subject, queue)
+
+    def is_ready(self, token: object, queue: bytes) -> bool:
+        """Return whether records can be delivered now to whom a pull is for."""
+        if isinstance(token, LocalInbox):
+            return token.client.is_ready
+        assert isinstance(token, bytes), "an inbox"
+        local = self._local.get((token, queue), ())
+        if local:
+            is_only = not self.leaf.is_subscribed(token, queue)
+            return all(each.is_ready for each in local) and (is_only or self.leaf.is_open)
+        return self.leaf.is_open
+
+    # Deliveries
+
+    def deliver(
+        self, token: object, payload: bytes, *, block: bytes, reply: bytes = b"", queue: bytes = b""
+    ) -> None:
+        """Queue a status for whom a pull is for."""
+        if isinstance(token, LocalInbox):
+            self._touched(token.client).deliver(token.inbox, payload, block=block, reply=reply)
+            return
+        assert isinstance(token, bytes), "an inbox"
+        for client in self._chosen(token, queue):
+            if client is None:
+                self.leaf.deliver(token, payload, block=block, reply=reply, queue=queue)
+            else:
+                client.deliver(token, payload, block=block, reply=reply)
+
+    def deliver_run(
+        self, tokens: Sequence[object], run: DeliveredRun, *, queue: bytes = b""
+    ) -> None:
+        """Queue records for those whose pulls take turns."""
+        if len(tokens) > 1 and not _are_alike(tokens):
+            for number, single in enumerate(run.singles()):
+                self.deliver_run([tokens[number % len(tokens)]], single, queue=queue)
+            return
+        first = tokens[0]
+        if isinstance(first, LocalInbox):
+            inboxes = [each.inbox for each in tokens if isinstance(each, LocalInbox)]
+            self._touched(first.client).deliver_run(run._replace(inboxes=inboxes))
+            return
+        run = run._replace(inboxes=[each for each in tokens if isinstance(each, bytes)])
+        for client in self._chosen(run.inboxes[0], queue):
+            if client is None:
+                self.leaf.deliver_run(run, queue=queue)
+            else:
+                client.deliver_run(run)
+
+    def _chosen(self, subject: bytes, queue: bytes) -> Iterator[LocalClient | None]:
+        """Yield who receives what is sent to a subject; None: clients of nats-server."""
+        local = self._local.get((subject, queue))
+        if local is None:
+            yield None
+            return
+        several: list[LocalClient | None] = [*local]
+        if self.leaf.is_subscribed(subject, queue):
+            several.append(None)
+        if queue:
+            self._turn += 1
+            several = [several[self._turn % len(several)]]
+        for client in several:
+            yield client if client is None else self._touched(client)
+
+    def _touched(self, client: LocalClient) -> LocalClient:
+        self._unflushed.add(client)
+        return client
+
+    def flush(self) -> None:
+        """Send what is queued."""
+        self.leaf.flush()
+        clients, self._unflushed = self._unflushed, set()
+        for client in clients:
+            client.flush()
+
+
+def _are_alike(tokens: Sequence[object]) -> bool:
+    """Return whether all tokens are of one connection."""
+    clients = {each.client if isinstance(each, LocalInbox) else None for each in tokens}
+    return len(clients) == 1
+
+
+def _ignore(*_: object) -> None:
+    """Do nothing, before a callback is set."""

@@ -1,0 +1,88 @@
+"""The built wheel as a new user gets it: in an empty environment, the README's lines and the
+quickstart's, outside a checkout.
+
+Rules: ``pip install`` lines run as they are printed, with the wheel in place of the name, as no
+index has this version yet. ``WHEEL`` names a wheel that was built already (`make dist`).
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.kit.doc_examples import ROOT, ExampleBroker, blocks, start_broker, stop_broker
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+INSTALL_S = 400
+INSTALL_LINE = r"^pip install|^python3 -m venv"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The wheel of this checkout."""
+    if "WHEEL" in os.environ:
+        return Path(os.environ["WHEEL"])
+    out = tmp_path_factory.mktemp("dist")
+    build = [sys.executable, "-m", "build", "--wheel", "--outdir", out]
+    done = subprocess.run(
+        build, cwd=ROOT, capture_output=True, text=True, timeout=INSTALL_S, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return next(out.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def python(wheel, tmp_path_factory):
+    """The interpreter of the environment that the README's install lines make."""
+    lines = [
+        re.sub(r'"strandline\b', f'"{wheel}', line)
+        for _, text in blocks("README.md", "sh")
+        for line in text.splitlines()
+        if re.search(INSTALL_LINE, line)
+    ]
+    assert sum(str(wheel) in line for line in lines) == 2
+    home = tmp_path_factory.mktemp("new-user")
+    done = subprocess.run(
+        ["bash", "-euxo", "pipefail", "-c", "\n".join(lines)],
+        cwd=home,
+        env={**os.environ, "PATH": f"{sys.base_prefix}/bin{os.pathsep}{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=INSTALL_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return home / "strandline-env" / "bin" / "python"
+
+
+@pytest.fixture
+def broker(python, tmp_path):
+    process, ready = start_broker(tmp_path, python)
+    yield ExampleBroker(ready, tmp_path, python)
+    stop_broker(process)
+
+
+def test_the_package_comes_from_the_wheel(broker):
+    """The examples below import the installed package, not the checkout's."""
+    shown = broker.run_python("import strandline; print(strandline.__file__)")
+    assert shown.startswith(str(broker.python.parents[1]))
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md"])
+def test_a_new_user_can_run_every_line(page, broker):
+    """Each line of the first pages works with nothing but the wheel, outside a checkout."""
+    broker.run_page(page, skip=f"spark_session|{INSTALL_LINE}")
+
+
+@pytest.mark.spark
+def test_the_spark_lines_of_the_readme_run(broker):
+    """The README's Spark lines read what its other lines wrote."""
+    broker.run_page("README.md", skip=f"spark_session|{INSTALL_LINE}|^make|^strandline serve")
+    spark = next(text for _, text in blocks("README.md", "python") if "spark_session" in text)
+    shown = broker.run_python(spark, timeout_s=500)
+    assert "orders.oslo" in shown
+    assert "orders.paris" in shown

@@ -1,0 +1,111 @@
+"""``strandline top`` against real brokers."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import strandline
+from strandline.testing import ProcessServer, Server
+from tests.kit.clusters import three_brokers
+
+TOP = (sys.executable, "-m", "strandline.cli", "top", "--interval", "0.3")
+
+
+def rounds_of(server, count):
+    done = subprocess.run(
+        (*TOP, "-n", str(count), "-o", "json", "-s", server), capture_output=True, check=True
+    )
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_rates_and_lag_are_measured_between_rounds():
+    """Records stored between two rounds make a rate; what a group has not committed is its lag."""
+    with Server() as url, strandline.connect(url) as client:
+        client.create_stream("orders", subject="orders.>", partitions=2)
+        done = threading.Event()
+
+        def publish():
+            with client.producer("orders") as producer:
+                while not done.wait(0.01):
+                    producer.append(b"tea", subject="orders.oslo")
+
+        publisher = threading.Thread(target=publish)
+        publisher.start()
+        try:
+            with client.consumer("billing", "orders", start="earliest") as consumer:
+                assert consumer.poll(10)
+                consumer.commit()
+            first, *_, last = rounds_of(str(url), 4)
+        finally:
+            done.set()
+            publisher.join()
+    stream, newest = (
+        next(each for each in found["streams"] if each["stream"] == "orders")
+        for found in (first, last)
+    )
+    assert (stream["stream"], stream["partitions"]) == ("orders", 2)
+    assert stream["records_per_s"] is None
+    assert newest["records_per_s"] > 0
+    assert newest["records"] > stream["records"] > 0
+    [group] = last["groups"]
+    assert group["group"] == "billing"
+    assert group["lag"] == newest["end"] - group["committed"] > 0
+    assert last["brokers"] == []
+
+
+def test_a_terminal_shows_the_newest_until_it_is_interrupted():
+    """The screen names the streams; Ctrl-C ends it with exit code 0."""
+    with Server() as url:
+        with strandline.connect(url) as client:
+            client.create_stream("orders")
+            [found] = rounds_of(str(url), 1)
+            assert [each.name for each in client.list_streams()] == ["orders"], "it only looks"
+            assert found["groups"] == []
+        ours, its = pty.openpty()
+        environ = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "30"}
+        process = subprocess.Popen(
+            (*TOP, "-s", str(url)), stdin=its, stdout=its, stderr=its, env=environ
+        )
+        os.close(its)
+        shown = b""
+        while shown.count(b"orders") < 2:
+            shown += os.read(ours, 65_536)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+        os.close(ours)
+    assert b"records/s" in shown
+    assert b"streams: 1, groups: 0" in shown
+
+
+def test_a_broker_that_stops_answering_is_waited_for():
+    """Rounds without an answer say why, and measuring goes on once the broker is back."""
+    with ProcessServer() as broker:
+        with strandline.connect(broker.flight) as client:
+            client.create_stream("orders")
+        command = (*TOP, "-o", "json", "-s", broker.flight)
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert json.loads(process.stdout.readline())["error"] == ""
+            broker.kill()
+            errors = {json.loads(process.stdout.readline())["error"] for _ in range(3)}
+            assert any("is it running?" in each for each in errors)
+            broker.restart()
+            end_s = time.monotonic() + 60
+            while json.loads(process.stdout.readline())["error"]:
+                assert time.monotonic() < end_s
+            process.terminate()
+
+
+def test_a_cluster_shows_its_brokers(tmp_path):
+    """Each broker has a line with its state and how many partitions it leads."""
+    with three_brokers(tmp_path) as servers:
+        with strandline.connect(servers[1].flight) as client:
+            client.create_stream("orders", partitions=3, replicas=3)
+        [found] = rounds_of(servers[2].flight, 1)
+    assert [each["broker"] for each in found["brokers"]] == [1, 2, 3]
+    assert {each["state"] for each in found["brokers"]} == {"live"}
+    assert sum(each["leads"] for each in found["brokers"]) >= 3

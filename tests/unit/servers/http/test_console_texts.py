@@ -1,0 +1,116 @@
+"""Values as text, and text as values."""
+
+import pytest
+
+from strandline.errors import InvalidRequestError
+from strandline.servers.http.console import texts
+from strandline.servers.http.console.decoding import SHOWN_CHARACTERS_MAX, decoded, key_text
+from strandline.servers.http.console.records import places_of, places_text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0 B"), (1023, "1,023 B"), (1536, "1.5 KiB"), (5 << 30, "5.0 GiB"), (3 << 40, "3.0 TiB")],
+)
+def test_sizes_use_binary_units(value, text):
+    """Bytes are shown in the largest unit that leaves a figure of at least one."""
+    assert texts.size(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (0.5, "500 ms"), (59.9, "59 s"), (61, "1 min 1 s"), (90_061, "1 d 1 h")],
+)
+def test_durations_use_two_units(seconds, text):
+    """A duration is shown by its two largest units."""
+    assert texts.duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "milliseconds"),
+    [("500", 500), ("30s", 30_000), ("1.5 h", 5_400_000), ("7D", 7 * 86_400_000)],
+)
+def test_durations_are_read_as_the_cli_reads_them(text, milliseconds):
+    """A number with a unit, or milliseconds."""
+    assert texts.parse_duration(text, "age") == milliseconds
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1 fortnight", "1e9", "٣s", "9" * 16, "1.5.5s"])
+def test_other_durations_and_sizes_are_rejected(text):
+    """With the field and an example in the message."""
+    with pytest.raises(InvalidRequestError, match=r"^age: .* write for example 7d"):
+        texts.parse_duration(text, "age")
+    with pytest.raises(InvalidRequestError, match=r"^limit: .* write for example 64MiB"):
+        texts.parse_size(text, "limit")
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1.5", "x", "²", "9" * 19])
+def test_counts_are_whole_numbers(text):
+    """And anything else is rejected with the field's name."""
+    with pytest.raises(InvalidRequestError, match=r"^partitions: "):
+        texts.parse_count(text, "partitions")
+
+
+def test_text_that_hides_or_controls_is_made_visible():
+    """Escape sequences, direction marks and invisible characters; line ends and words stay."""
+    assert texts.visible("a\x1b[31mb") == "a\\x1b[31mb"
+    assert texts.visible("a\u202eb\u200b\ufeff") == "a\\u202eb\\u200b\\ufeff"
+    assert texts.visible("a\nb\tc äß 語 🙂") == "a\nb\tc äß 語 🙂"
+    assert texts.visible("\x00\r\u2028") == "\\x00\\r\\u2028"
+
+
+def test_a_time_that_no_calendar_has_is_a_number():
+    """Records may have any timestamp."""
+    assert texts.moment(1_700_000_000_123_456_789) == "2023-11-14 22:13:20.123"
+    assert texts.exact_moment(1_700_000_000_123_456_789) == "2023-11-14T22:13:20.123456789Z"
+    assert texts.moment(1 << 62) == "2116-02-20 23:53:38.427"
+    assert texts.moment(-(1 << 70)) == f"{-(1 << 70)} ns"
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "summary", "text"),
+    [
+        (None, "null", "null", "null"),
+        (b"", "text", "", ""),
+        (b'{"a": [1, 2]}', "JSON", '{"a": [1, 2]}', '{\n  "a": [\n    1,\n    2\n  ]\n}'),
+        (b'{"a": }', "text", '{"a": }', '{"a": }'),
+        (b"[" * 5000, "text", "[" * 160, "[" * 5000),
+        (b"two\nlines", "text", "two lines", "two\nlines"),
+        (b"\xff\x00", "bytes", "ff 00", f"00000000  {'ff 00':48} .."),
+        (b"12", "text", "12", "12"),
+    ],
+)
+def test_a_value_is_shown_as_what_it_is(value, kind, summary, text):
+    """JSON is indented, text stays, other bytes are dumped; broken JSON is text."""
+    assert decoded(value)[:3] == (kind, summary, text)
+
+
+def test_a_value_may_be_shown_in_another_way():
+    """As bytes although it is text, or as text although it is not."""
+    assert decoded(b"ab", "hex").text == f"00000000  {'61 62':48} ab"
+    assert decoded(b"\xffab", "text").text == "\ufffdab"
+    assert decoded(b'{"a":1}', "text").text == '{"a":1}'
+    assert key_text(b"k\xff") == "k\\xff"
+    assert key_text(None) == ""
+
+
+@pytest.mark.parametrize("how", ["auto", "text", "hex"])
+@pytest.mark.parametrize(
+    "value", [b"x" * (1 << 20), b"\xff" * (1 << 20), b'{"a":"' + b"y" * (1 << 20)]
+)
+def test_what_is_shown_of_a_large_value_is_limited(value, how):
+    """A page has a limited size; the value itself can be downloaded."""
+    shown = decoded(value, how)
+    assert len(shown.text) <= SHOWN_CHARACTERS_MAX
+    assert len(shown.summary) <= 160
+    assert shown.is_cut
+
+
+def test_places_are_read_as_they_are_written():
+    """Offsets by partition survive the address; anything else is rejected."""
+    places = {0: 12, 3: 0, 11: (1 << 62)}
+    assert places_of(places_text(places)) == places
+    assert places_of("") == {}
+    for text in ("0", "0:", ":1", "a:b", "0:-1", "0:1;1:2", "0:" + "9" * 40):
+        with pytest.raises(InvalidRequestError, match="places"):
+            places_of(text)
