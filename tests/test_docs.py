@@ -7,7 +7,6 @@ against a real broker on free ports; ports and addresses in the text are replace
 
 import json
 import re
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -315,24 +314,19 @@ def broker(tmp_path):
 
 
 @pytest.mark.timeout(600)
-def test_a_first_load_takes_eight_lines_and_a_minute(broker):
-    """The lines of the page, from an empty directory to a queried table; CPU time, because the
-    machine may be busy.
-    """
+def test_a_first_load_takes_eight_lines(broker):
+    """The lines of the page, from an empty directory to a queried table."""
     text = section(text_of("docs/pipelines.md"), "A first load")
     [(file, commands)] = re.findall(r"```yaml\n(.*?)```.*?```sh\n(.*?)```", text, re.DOTALL)
     assert len(file.splitlines()) <= 8
     server = broker.localise("server: 127.0.0.1:9293")
     (broker.directory / "load.yaml").write_text(f"{file}{server}\n")
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     outputs = [
         broker.run_shell(line)
         for line in commands.splitlines()
         if not line.startswith(("pip install", "strandline serve"))
     ]
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert "ada" in outputs[-1]
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 60
 
 
 @pytest.mark.timeout(600)

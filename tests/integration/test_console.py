@@ -100,6 +100,7 @@ FORMS = {
     "/streams/{name}/publish": {"value": "forged"},
     "/group/reset": {"name": MINE, "stream": MINE, "offsets": "0:1"},
     "/group/delete": {"name": MINE, "confirmed": "yes"},
+    "/trace": {"trace": ""},
     "/access/grant": {
         "principal": "weak",
         "operation": "read",

@@ -95,6 +95,13 @@ class ConnectionInfo(WireAnswer, frozen=True, kw_only=True):
     """Messages received on it; for ``flight`` and ``grpc``, calls."""
 
 
+class TraceText(WireAnswer, frozen=True, kw_only=True):
+    """The end of a broker's trace."""
+
+    text: str
+    """Whole events, oldest first, as docs/traces.md describes them; empty without a trace."""
+
+
 class ClusterEvent(WireAnswer, frozen=True, kw_only=True):
     """Something that happened, as one broker noticed it."""
 
@@ -134,4 +141,11 @@ LIST_CONNECTIONS: Final = AdminCommand(
     request=NoneType,
     result=ConnectionInfo,
     needs=lambda _: [cluster("read")],
+)
+READ_TRACE: Final = AdminCommand(
+    name="read_trace",
+    help="Return the end of the trace of the broker asked.",
+    request=NoneType,
+    result=TraceText,
+    needs=lambda _: [cluster("admin")],  # it names streams that others may not see
 )

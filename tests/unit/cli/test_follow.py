@@ -136,3 +136,30 @@ def test_completion_offers_commands_and_can_be_loaded(tmp_path):
         check=True,
     )
     assert "complete" in loaded.stdout
+
+
+def test_completion_offers_the_streams_and_groups_of_the_broker():
+    """Those of --server or the variable; without a broker nothing, and no error."""
+
+    def offered(line, **more):
+        words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
+        done = subprocess.run(
+            (Path(sys.executable).with_name("strandline"),),
+            env={**os.environ, "_STRANDLINE_COMPLETE": "complete_bash", **words, **more},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stderr == ""
+        return done.stdout.split()
+
+    with ProcessServer() as broker:
+        with strandline.connect(broker.flight) as client:
+            client.create_stream("orders")
+            client.create_stream("payments")
+            client.groups.commit("billing", {("orders", 0): 0})
+        assert offered("strandline read o", STRANDLINE_SERVER=broker.flight) == ["orders"]
+        assert offered(f"strandline stream info -s {broker.flight} pay") == ["payments"]
+        assert offered("strandline group info b", STRANDLINE_SERVER=broker.flight) == ["billing"]
+        address = broker.flight
+    assert offered("strandline read o", STRANDLINE_SERVER=address) == []

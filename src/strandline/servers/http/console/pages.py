@@ -10,6 +10,7 @@ from strandline.servers.http.console import (
     pages_load,
     pages_records,
     pages_streams,
+    pages_trace,
 )
 from strandline.servers.http.console.visit import ConsoleRoute
 
@@ -20,5 +21,6 @@ ROUTES: Final[list[ConsoleRoute]] = [
     *pages_records.ROUTES,
     *pages_groups.ROUTES,
     *pages_clients.ROUTES,
+    *pages_trace.ROUTES,
     *pages_access.ROUTES,
 ]

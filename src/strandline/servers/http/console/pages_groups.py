@@ -10,7 +10,13 @@ from strandline.errors import InvalidRequestError, NotAllowedError, UnknownGroup
 from strandline.servers.http.console.gather import StreamRow, stream_rows
 from strandline.servers.http.console.records import places_of, places_text
 from strandline.servers.http.console.texts import parse_moment
-from strandline.servers.http.console.visit import ConsoleRoute, Page, Redirect, Visit
+from strandline.servers.http.console.visit import (
+    NOT_ABOUT_A_FIELD,
+    ConsoleRoute,
+    Page,
+    Redirect,
+    Visit,
+)
 from strandline.types import PartitionName
 
 SHOWN_MAX: Final = 200
@@ -152,6 +158,8 @@ def _preview(visit: Visit, rows: list[ProgressRow]) -> dict[str, Any]:
     """Return what a reset would do; nothing is changed."""
     try:
         wanted = _wanted_offsets(visit)
+    except NOT_ABOUT_A_FIELD:
+        raise
     except InvalidRequestError as error:
         return {"problem": error.message}
     before = {(row.stream, row.partition): row for row in rows}

@@ -26,6 +26,7 @@ from strandline.servers.http.console.records import (
 )
 from strandline.servers.http.console.texts import parse_moment
 from strandline.servers.http.console.visit import (
+    NOT_ABOUT_A_FIELD,
     ConsoleRoute,
     Download,
     Fields,
@@ -66,7 +67,9 @@ def records_page(visit: Visit) -> Page:
     try:
         reading = _reading(visit, info, is_tail="tail" in query)
         found = reading.read(min(query.number("count", PAGE_RECORDS) or 1, PAGE_RECORDS_MAX))
-    except (InvalidRequestError, OffsetOutOfRangeError) as error:
+    except NOT_ABOUT_A_FIELD:
+        raise
+    except InvalidRequestError as error:
         values |= {**_shown(empty, query), "problem": error.message}
         return Page("records.html", values, 400)
     values |= _shown(found, query)

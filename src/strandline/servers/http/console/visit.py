@@ -5,10 +5,16 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from strandline.client.client import Client
 from strandline.clock import Clock
-from strandline.errors import InvalidRequestError
+from strandline.errors import (
+    InvalidRequestError,
+    NotAllowedError,
+    UnauthenticatedError,
+    UnknownStreamError,
+)
 from strandline.servers.http.console.gather import RateBook
 
-VALUE_CHARACTERS_MAX: Final = 256 << 10
+NOT_ABOUT_A_FIELD: Final = (NotAllowedError, UnauthenticatedError, UnknownStreamError)
+"""Errors of a request that no other entry in a form would avoid."""
 
 
 class Fields:
