@@ -124,8 +124,10 @@ dist: $(READY) ## Build wheel and sdist; run README and quickstart with the whee
 	@WHEEL=$$(echo $(CURDIR)/dist/*.whl) $(PYTEST) -q tests/test_wheel.py $(ARGS)
 	@echo "the wheel runs README and quickstart in an empty environment:" && ls dist
 
-docs: $(READY) ## Check the docs: links, examples, and that nothing is left undocumented
-	@$(BIN)/pytest tests/test_docs.py -q $(ARGS)
+docs: $(READY) ## Build the docs' site into build/site; check links, examples, completeness
+	@$(BIN)/sphinx-build -q -W --keep-going -b html -d build/doctrees docs build/site
+	@$(PYTEST) tests/test_docs.py -q $(ARGS)
+	@echo "open build/site/index.html"
 
 format: $(READY) ## Format the code and fix what ruff can
 	@$(BIN)/ruff check --fix --quiet; $(BIN)/ruff format --quiet

@@ -161,6 +161,30 @@ def test_every_command_explains_itself(name):
     assert any("--output" in parameter.opts for parameter in command.params), name
 
 
+@pytest.mark.parametrize(
+    ("page", "heading"),
+    [("kafka", "Settings of a topic"), ("liftbridge", "Settings of a stream")],
+)
+def test_pages_for_newcomers_translate_to_what_exists(page, heading):
+    """Each command in their tables is one of ours, and each setting of a stream, too."""
+    text = text_of(f"docs/coming-from-{page}.md")
+    tokens = re.findall(r"`strandline ([^`]+)`", without_code(text))
+    asked = [token.split() for token in tokens]
+    unknown = [
+        words
+        for words in asked
+        if not {f"strandline {' '.join(words[:count])}" for count in (1, 2)} & COMMANDS.keys()
+    ]
+    assert asked
+    assert not unknown
+    settings = {field.name for field in msgspec.structs.fields(StreamConfig)}
+    settings |= flat_settings(BrokerConfig()).keys()
+    ours = re.findall(r"^\|.* \| (.*) \|$", section(text, heading), re.MULTILINE)
+    named = re.findall(r"`(\w+(?:\.\w+)?)`", " ".join(ours))
+    assert len(named) > 5
+    assert not [name for name in named if name not in settings | {"zstd", "lz4", "none"}]
+
+
 def test_the_readme_begins_with_what_it_is_and_how_to_try_it():
     """Its first screen has a sentence, make, install, Python, SQL, Spark, promises, a picture."""
     screen, rest = text_of("README.md").split("\n## ", 1)
@@ -287,6 +311,22 @@ def broker(tmp_path):
     process, ready = start_broker(tmp_path, python)
     yield ExampleBroker(ready, tmp_path, python)
     stop_broker(process)
+
+
+@pytest.mark.timeout(600)
+def test_a_first_load_takes_eight_lines(broker):
+    """The lines of the page, from an empty directory to a queried table."""
+    text = section(text_of("docs/pipelines.md"), "A first load")
+    [(file, commands)] = re.findall(r"```yaml\n(.*?)```.*?```sh\n(.*?)```", text, re.DOTALL)
+    assert len(file.splitlines()) <= 8
+    server = broker.localise("server: 127.0.0.1:9293")
+    (broker.directory / "load.yaml").write_text(f"{file}{server}\n")
+    outputs = [
+        broker.run_shell(line)
+        for line in commands.splitlines()
+        if not line.startswith(("pip install", "strandline serve"))
+    ]
+    assert "ada" in outputs[-1]
 
 
 @pytest.mark.timeout(600)

@@ -25,13 +25,17 @@ class NatsRequests:
         self._connection = socket.create_connection((host, port), timeout_s)
         self._stream = self._connection.makefile("rb")
         self._number = 0
-        self._inbox = f"_INBOX.{secrets.token_hex(8)}"  # of nobody else: replies are routed by it
+        self.inbox = f"_INBOX.{secrets.token_hex(8)}"  # of nobody else: replies are routed by it
         try:
             self._stream.readline()
-            self._connection.sendall(f"CONNECT {OPTIONS}\r\nSUB {self._inbox}.* 1\r\n".encode())
+            self._connection.sendall(f"CONNECT {OPTIONS}\r\nSUB {self.inbox}.* 1\r\n".encode())
         except OSError:
             self.close()
             raise
+
+    def send(self, data: bytes) -> None:
+        """Send operations of the protocol as they are."""
+        self._connection.sendall(data)
 
     def request(self, subject: str, payload: bytes, headers: bytes = b"") -> dict[str, Any]:
         """Sends a message; returns the JSON reply.
@@ -41,7 +45,7 @@ class NatsRequests:
             OSError: the connection failed, or no reply came in time.
         """
         self._number += 1
-        inbox = f"{self._inbox}.{self._number}".encode()
+        inbox = f"{self.inbox}.{self._number}".encode()
         verb, sizes = (b"HPUB", b"%d " % len(headers)) if headers else (b"PUB", b"")
         line = b"%b %b %b %b%d\r\n" % (
             *(verb, subject.encode(), inbox),

@@ -15,10 +15,15 @@ if TYPE_CHECKING:
     from strandline import errors
     from strandline.client.aio import connect_async
     from strandline.client.client import connect
+    from strandline.spark.live_table import table
 
-__all__ = ["__version__", "connect", "connect_async", "errors"]
+__all__ = ["__version__", "connect", "connect_async", "errors", "table"]
 
-_HOMES = {"connect": "strandline.client.client", "connect_async": "strandline.client.aio"}
+_HOMES = {
+    "connect": "strandline.client.client",
+    "connect_async": "strandline.client.aio",
+    "table": "strandline.spark.live_table",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -302,7 +302,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     local_reads: bool = True
     """Let readers on this machine, who may read the files, do so without the broker in between."""
     http_port: int = 9294
-    """Port of the web page, metrics and health; 0 picks a free one, -1 turns it off."""
+    """Port of the console, metrics and health; 0 picks a free one, -1 turns it off."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
     """Text for people, or one JSON object per line for programs."""

@@ -124,6 +124,12 @@ class RollupError(InvalidRequestError):
     code = "rollup"
 
 
+class RepeatedMessageError(InvalidRequestError):
+    """A message id in a batch that is there twice, or stored already."""
+
+    code = "repeated_message"
+
+
 class StreamMismatchError(InvalidRequestError):
     """The stream that the publisher expects does not store the subject."""
 

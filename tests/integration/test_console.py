@@ -16,6 +16,7 @@ from strandline.clock import ManualClock
 from strandline.servers.http.console.pages import ROUTES
 from strandline.servers.http.console.sessions import SESSION_MS, SESSIONS_MAX, SessionStore
 from strandline.testing import Server
+from strandline.types import PartitionName
 
 ADMIN = "an-administrators-token-made-for-this-test"
 MINE = "mine"
@@ -77,6 +78,7 @@ def tokens(server):
         for name in (MINE, "other"):
             admin.create_stream(name)
             admin.append(name, b"a record of " + name.encode())
+            admin.groups.commit(name, {PartitionName(name, 0): 0})
         for operation in ("read", "publish", "admin"):
             admin.access.grant("weak", operation, "stream", "other*")
         for operation in ("group", "admin"):
@@ -87,7 +89,8 @@ def tokens(server):
 
 
 def filled(path):
-    return path.replace("{name}", MINE)
+    """The path of a page about ``mine``."""
+    return f"/group?name={MINE}" if path == "/group" else path.replace("{name}", MINE)
 
 
 GET_ROUTES = [route.path for route in ROUTES if route.method == "GET"]
@@ -95,10 +98,29 @@ FORMS = {
     "/create-stream": {"name": "mine-2"},
     "/streams/{name}/delete": {"confirmed_name": MINE},
     "/streams/{name}/publish": {"value": "forged"},
+    "/group/reset": {"name": MINE, "stream": MINE, "offsets": "0:1"},
+    "/group/delete": {"name": MINE, "confirmed": "yes"},
+    "/trace": {"trace": ""},
+    "/access/grant": {
+        "principal": "weak",
+        "operation": "read",
+        "kind": "stream",
+        "pattern": MINE,
+    },
+    "/access/revoke": {
+        "principal": "weak",
+        "operation": "read",
+        "kind": "stream",
+        "pattern": "other*",
+    },
+    "/access/create-token": {"token_principal": "weak"},
+    "/access/revoke-token": {"id": "0123abcd"},
+    "/access/set-quota": {"quota_principal": "weak", "requests_per_s": "5"},
+    "/access/remove-quota": {"quota_principal": "weak"},
     "/streams/{name}/delete-records": {"before": "1", "confirmed": "yes"},
 }
 """A form for every action, which would affect what is called ``mine``."""
-OPEN_TO_ALL = {"/streams", "/create-stream"}
+OPEN_TO_ALL = {"/streams", "/create-stream", "/groups"}
 """Pages for every visitor, on which each sees only what it may."""
 
 
@@ -126,7 +148,8 @@ def test_no_page_is_for_those_who_may_not(server, tokens, path):
     status, _, text = weak.get(filled(path))
     assert status == (200 if path in OPEN_TO_ALL else 403)
     assert "a record of mine" not in text
-    assert f"/streams/{MINE}" not in text.partition("<main")[2]
+    for link in (f"/streams/{MINE}", f"/group?name={MINE}"):
+        assert link not in text.partition("<main")[2]
     admin = Browser(server.http_url)
     admin.log_in(ADMIN)
     assert admin.get(filled(path))[0] == 200
@@ -139,7 +162,8 @@ def test_no_action_is_for_those_who_may_not(server, tokens, path):
 
         def state():
             infos = {info.name: info for info in admin.list_streams()}
-            return sorted(infos), infos[MINE].partitions
+            access = admin.access.rules(), admin.access.tokens(), admin.quotas.list()
+            return sorted(infos), infos[MINE].partitions, admin.groups.info(MINE), access
 
         before = state()
         nobody = Browser(server.http_url)
@@ -258,3 +282,15 @@ def test_sessions_end_and_are_limited():
     store.open("token", "one more")
     assert store.find(ids[0]) is not None
     assert store.find(ids[1]) is None
+
+
+def test_the_clients_page_names_the_principals(server, tokens):
+    """Of each connection, for those who may read the cluster; others do not see it."""
+    with strandline.connect(server, token=tokens["weak"]) as weak:
+        weak.list_streams()
+        admin = Browser(server.http_url)
+        admin.log_in(ADMIN)
+        status, _, text = admin.get("/clients")
+        assert status == 200
+        assert "weak" in text
+        assert "__admin" in text

@@ -89,6 +89,8 @@ _REQUESTS: Final[dict[AdminCommand[Any, Any], dict[str, Any] | None]] = {
     monitoring.BROKER_STATUS: None,
     monitoring.METRIC_HISTORY: None,
     monitoring.LIST_EVENTS: None,
+    monitoring.LIST_CONNECTIONS: None,
+    monitoring.READ_TRACE: None,
 }
 
 BODIES: Final[dict[str, bytes]] = {

@@ -56,7 +56,7 @@ class ExampleBroker:
         """The environment of the examples."""
         path = f"{self.python.parent}{os.pathsep}{os.environ['PATH']}"
         server = f"127.0.0.1:{self.ready['flight_port']}"
-        return {**os.environ, "PATH": path, "STRANDLINE_SERVER": server}
+        return {**os.environ, **FREE_PORTS, "PATH": path, "STRANDLINE_SERVER": server}
 
     def run_shell(self, line, *, timeout_s=300):
         """Run one line of a shell example; return what it printed."""
@@ -90,6 +90,8 @@ class ExampleBroker:
             (self.directory / "another").mkdir(exist_ok=True)
             process, _ = start_broker(self.directory / "another", self.python, words[2:])
             stop_broker(process)
+        elif words[:2] == ["strandline", "doctor"]:  # not where this broker runs
+            self.run_shell(f"mkdir -p another && cd another && {line}")
         elif words[:2] == ["strandline", "demo"]:
             self.run_shell(f"{line.split('#')[0]} --help")
         else:

@@ -9,9 +9,12 @@ import fastavro
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from pyspark.sql.types import StructType
 
 from strandline.errors import InvalidConfigError, InvalidRequestError
+from strandline.spark.ddl import parse_ddl
 from strandline.spark.pipelines.config import decode_pipeline
+from strandline.spark.pipelines.local import run_local
 from strandline.spark.pipelines.run import run_pipeline
 from strandline.spark.table import read_table
 from strandline.spark.table_iceberg import open_catalog
@@ -198,3 +201,29 @@ def test_a_load_whose_table_was_deleted_is_rejected(spark, log, tmp_path):
     load.config["checkpoint"] += "-2"
     load.run(spark)
     assert load.rows() == load.expected()
+
+
+@pytest.mark.parametrize("table_format", ["parquet", "delta"])
+def test_either_engine_continues_the_other(spark, log, tmp_path, table_format):
+    """Local, Spark, local and Spark over one table and one checkpoint: each record once, and a
+    Spark checkpoint that the local engine has overtaken is left.
+    """
+    letters = log.new_stream(partitions=1)
+    columns = "id BIGINT, at TIMESTAMP, tags ARRAY<STRING>"
+    load = LoadPipeline(
+        log, tmp_path, table_format, values="json", schema=columns, dead_letters=letters
+    )
+    local = load.config | {"engine": "local"}
+    for start in range(0, 80, 20):
+        load.append(range(start, start + 20), bad={start + 3})
+        if start % 40 == 0:
+            run_local(decode_pipeline(local))
+        else:
+            load.run(spark)
+            load.run(spark)
+        assert load.rows() == load.expected()
+    assert len(load.rows()) == 76
+    found = log.client.read(letters).read_all().column("value").to_pylist()
+    assert sorted(found) == sorted(b"oops %d" % n for n in range(3, 80, 20))
+    parsed = parse_ddl(columns)
+    assert parsed == StructType.fromDDL(columns), "as Spark parses it"

@@ -10,9 +10,13 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 TIMEOUT_MS = 30_000
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium():
-    """The browser, started once."""
+    """The browser, started once for a module.
+
+    Not for the session: until it ends, Playwright's event loop runs on this thread, where
+    asynchronous tests of other modules could run none.
+    """
     if CHROMIUM is None:
         pytest.skip("Chromium is not installed; on Debian: apt install chromium")
     with sync_api.sync_playwright() as playwright:

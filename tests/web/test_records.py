@@ -14,8 +14,9 @@ import pytest
 from playwright.sync_api import expect
 
 import strandline
+from strandline.clock import SystemClock
 from strandline.servers.http.console import records as records_module
-from strandline.servers.http.console.records import Budget, RecordFilter, RecordReader
+from strandline.servers.http.console.records import Budget, RecordQuery, RecordReader
 from strandline.testing import Server
 
 HOSTILE = (
@@ -283,7 +284,11 @@ def test_a_spent_budget_reads_nothing(client):
         client.append("orders", b"x", partition=number % 2)
     parts = list(client.stream_info("orders").partitions)
     reader = RecordReader(
-        client, "orders", parts, wanted=RecordFilter(), budget=Budget(0, 1000, 10.0)
+        client,
+        "orders",
+        parts,
+        wanted=RecordQuery(),
+        budget=Budget(SystemClock(), records=0, size_bytes=1000, seconds=10.0),
     )
     began = time.monotonic()
     found = reader.newest({}, 10)

@@ -185,6 +185,12 @@ def test_every_broker_of_a_cluster_shows_the_whole_of_it(tmp_path, open_page):
                 page.get_by_role("heading", name="Under-replicated partitions").wait_for()
                 page.locator("[data-live=under] .tag.bad", has_text=str(victim)).first.wait_for()
                 assert re.search(r"[12] partitions? (is|are) under-replicated", page.content())
+                page.goto(f"{cluster[watched].http_url}/events?q=orders/")
+                page.get_by_role("row", name=f"broker {victim} fell out of sync").first.wait_for()
+                page.goto(f"{cluster[watched].http_url}/events?q=broker+{victim}")
+                page.get_by_text("was live, is fenced").wait_for()
+                page.goto(f"{cluster[watched].http_url}/load")
+                expect(page.locator("svg.graph").first.locator("polyline")).to_have_count(2)
         finally:
             stop.set()
         loading.result()

@@ -82,6 +82,26 @@ class MetricHistoryInfo(WireAnswer, frozen=True, kw_only=True):
     samples: tuple[HistorySample, ...]
 
 
+class ConnectionInfo(WireAnswer, frozen=True, kw_only=True):
+    """A client's connection to one broker."""
+
+    listener: str
+    """``flight``, ``ingest`` or ``grpc``."""
+    address: str
+    """``host:port`` of the client."""
+    principal: str
+    """Empty where access is not checked, or before the client is identified."""
+    messages: int
+    """Messages received on it; for ``flight`` and ``grpc``, calls."""
+
+
+class TraceText(WireAnswer, frozen=True, kw_only=True):
+    """The end of a broker's trace."""
+
+    text: str
+    """Whole events, oldest first, as docs/traces.md describes them; empty without a trace."""
+
+
 class ClusterEvent(WireAnswer, frozen=True, kw_only=True):
     """Something that happened, as one broker noticed it."""
 
@@ -114,4 +134,18 @@ LIST_EVENTS: Final = AdminCommand(
     request=NoneType,
     result=ClusterEvent,
     needs=lambda _: [cluster("read")],
+)
+LIST_CONNECTIONS: Final = AdminCommand(
+    name="list_connections",
+    help="List the connections of clients to the broker asked.",
+    request=NoneType,
+    result=ConnectionInfo,
+    needs=lambda _: [cluster("read")],
+)
+READ_TRACE: Final = AdminCommand(
+    name="read_trace",
+    help="Return the end of the trace of the broker asked.",
+    request=NoneType,
+    result=TraceText,
+    needs=lambda _: [cluster("admin")],  # it names streams that others may not see
 )

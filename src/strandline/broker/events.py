@@ -118,7 +118,8 @@ def _changed_streams(before: MetadataImage, now: MetadataImage) -> Iterator[_Fou
         if old is stream:
             continue
         if old is None or old.created_ns != stream.created_ns:
-            yield "stream", name, f"created with {len(stream.partitions):,} partitions"
+            count = len(stream.partitions)
+            yield "stream", name, f"created with {count:,} partition{'s' if count > 1 else ''}"
             continue
         if len(stream.partitions) > len(old.partitions):
             yield "stream", name, f"grew to {len(stream.partitions):,} partitions"

@@ -13,13 +13,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from strandline.broker.internal import is_internal
+from strandline.broker.write_path.atomic import TogetherRecord
 from strandline.broker.write_path.pending import AckSink, ChunkAckSink
 from strandline.config import Acks, StreamConfig
 from strandline.errors import InvalidSubjectError, StrandlineError
 from strandline.record.codec import Headers
 from strandline.record.partitioner import partition_of
 from strandline.record.subjects import SubjectRouter, validate_subject
-from strandline.types import PartitionName
+from strandline.types import LeaderEpoch, PartitionName
 
 REMEMBERED_SUBJECTS_MAX: Final = 16_384
 REMEMBERED_SUBJECT_BYTES_MAX: Final = 256
@@ -59,6 +60,17 @@ class PartitionPort(Protocol):
         acks: Acks | None = None,
     ) -> None:
         """Accept a record; the outcome reaches ``ack_sink``, never the caller."""
+        ...
+
+    @property
+    def leader_epoch(self) -> LeaderEpoch:
+        """The epoch of its leadership."""
+        ...
+
+    def append_together(
+        self, records: Sequence[TogetherRecord], *, ack_sink: AckSink, token: object
+    ) -> None:
+        """Accept records that are stored all or not at all."""
         ...
 
     def append_many(

@@ -1,5 +1,6 @@
 """The command line's root: registers all commands."""
 
+import json
 import re
 from typing import Annotated, Any, cast
 
@@ -84,6 +85,27 @@ def version(*, output: OutputOption = OutputFormat.text) -> None:
     print_done(f"strandline {__version__} ({kind})", body, output=output)
 
 
+@reports_errors
+def schema(
+    *,
+    command: Annotated[
+        list[str], typer.Argument(metavar="COMMAND", help="The command, such as stream list.")
+    ],
+    output: OutputOption = OutputFormat.text,
+) -> None:
+    """Print the JSON Schema of what a command prints with --output json.
+
+    Each line of the command's standard output fits it.
+    """
+    from strandline.cli.documents import DOCUMENTS, schema_of
+
+    name = " ".join(command)
+    if name not in DOCUMENTS:
+        raise InvalidRequestError(f"{name!r} is no command; see 'strandline --help'")
+    found = schema_of(name)
+    print_done(json.dumps(found, indent=2), found, output=output)
+
+
 def _version_asked(is_asked: bool) -> None:
     if is_asked:
         version()
@@ -121,4 +143,7 @@ app.command(epilog=inspect.EPILOG)(inspect.inspect)
 app.add_typer(bench.app, name="bench")
 app.add_typer(pipeline.app, name="pipeline")
 app.command(epilog=demo.EPILOG)(demo.demo)
+app.command(epilog=examples("strandline schema stream list", "strandline schema read -o json"))(
+    schema
+)
 app.command(epilog=examples("strandline version"))(version)

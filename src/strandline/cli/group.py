@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from strandline.cli.completion import group_names, stream_names
 from strandline.cli.output import (
     SERVER_DEFAULT,
     OutputFormat,
@@ -31,7 +32,10 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="List, describe, reset and delete consumer groups.")
 
-GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="The group's name.")]
+GroupArgument = Annotated[
+    str,
+    typer.Argument(metavar="GROUP", help="The group's name.", autocompletion=group_names),
+]
 
 
 @app.command("list", epilog=examples("strandline group list", "strandline group list -o json"))
@@ -113,7 +117,9 @@ def _rows(client: "Client", found: "GroupInfo") -> list[tuple[str, int, object, 
 def reset(
     *,
     group: GroupArgument,
-    stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream.")],
+    stream: Annotated[
+        str, typer.Argument(metavar="STREAM", help="The stream.", autocompletion=stream_names)
+    ],
     to: Annotated[str, typer.Option(help="earliest, latest, an offset, a time, or -15m for ago.")],
     partition: Annotated[
         int | None, typer.Option(help="Only this partition.", show_default="all", min=0)

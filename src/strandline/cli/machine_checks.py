@@ -271,7 +271,7 @@ def check_ports(config: BrokerConfig) -> Iterator[CheckFinding]:
         else:
             free.append(str(port))
     if free:
-        yield ok("ports", f"{', '.join(free)} are free")
+        yield ok("ports", f"free: {', '.join(free)}")
 
 
 def _listen(host: str, port: int) -> None:

@@ -46,13 +46,20 @@ def run(
     and the age of the oldest unread record. Stopping abandons the batch that is running; a second
     signal does not wait for it to end.
     """
-    from strandline.spark.pipelines.config import decode_pipeline
-    from strandline.spark.pipelines.run import run_pipeline
-    from strandline.spark.session import kill_spark, spark_session
+    from strandline.spark.pipelines.config import LoadPipeline, decode_pipeline
 
     config = decode_pipeline(_read_yaml(file))
     settings = _settings(conf or [])
     report = print_json if output is OutputFormat.json else _print
+    if isinstance(config, LoadPipeline) and config.engine == "local":
+        from strandline.spark.pipelines.local import run_local
+
+        with logged_to_stderr(output), GracefulStop(lambda: None) as stop:
+            run_local(config, report=report, stop=stop.requested)
+        return
+    from strandline.spark.pipelines.run import run_pipeline
+    from strandline.spark.session import kill_spark, spark_session
+
     with logged_to_stderr(output), GracefulStop(kill_spark) as stop:
         spark = spark_session(master, app_name=file.stem, settings=settings, own_group=True)
         stop.install()  # PySpark has set a handler of its own for Ctrl-C

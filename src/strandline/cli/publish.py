@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
+from strandline.cli.completion import stream_names
 from strandline.cli.output import (
     SERVER_DEFAULT,
     Advance,
@@ -39,7 +40,12 @@ WAITING_MAX = 100_000
 @reports_errors
 def publish(
     *,
-    stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream to append to.")],
+    stream: Annotated[
+        str,
+        typer.Argument(
+            metavar="STREAM", help="The stream to append to.", autocompletion=stream_names
+        ),
+    ],
     value: Annotated[
         str | None,
         typer.Argument(metavar="[VALUE]", help="The record; by default lines of stdin."),

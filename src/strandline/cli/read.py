@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from strandline.cli.completion import stream_names
 from strandline.cli.output import (
     SERVER_DEFAULT,
     OutputFormat,
@@ -55,7 +56,10 @@ Record = dict[str, Any]
 @reports_errors
 def read(
     *,
-    stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream to read.")],
+    stream: Annotated[
+        str,
+        typer.Argument(metavar="STREAM", help="The stream to read.", autocompletion=stream_names),
+    ],
     start: Annotated[
         str,
         typer.Option("--from", help="earliest, latest, an offset, a time (UTC), or -15m for ago."),

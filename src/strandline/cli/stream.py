@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
+from strandline.cli.completion import stream_names
 from strandline.cli.output import (
     SERVER_DEFAULT,
     OutputFormat,
@@ -35,7 +36,11 @@ app = typer.Typer(
     no_args_is_help=True, help="Create, inspect, grow and delete streams, and delete old records."
 )
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The stream's name.")]
+NewNameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The stream's name.")]
+NameArgument = Annotated[
+    str,
+    typer.Argument(metavar="NAME", help="The stream's name.", autocompletion=stream_names),
+]
 RETENTION = "Retention and size"
 
 
@@ -50,7 +55,7 @@ RETENTION = "Retention and size"
 @reports_errors
 def create(
     *,
-    name: NameArgument,
+    name: NewNameArgument,
     subject: Annotated[
         str | None,
         typer.Option(

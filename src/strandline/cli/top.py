@@ -22,7 +22,7 @@ from strandline.cli.output import (
 )
 from strandline.cli.parsing import size_text
 from strandline.cli.signals import interrupted_by_sigterm
-from strandline.errors import StrandlineError
+from strandline.errors import StrandlineError, UnknownStreamError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -161,7 +161,7 @@ def measure(client: "Client", server: str, last: TopRound | None) -> TopRound:
         )
         for info in infos
     ]
-    groups = [_group(client, each.group, ends) for each in client.groups.list()]
+    groups = [_group(client, name, ends) for name in _group_names(client)]
     now_s = time.time()
     return TopRound(
         at_s=now_s,
@@ -169,6 +169,17 @@ def measure(client: "Client", server: str, last: TopRound | None) -> TopRound:
         groups=tuple(_with_group_rates(groups, last, now_s)),
         brokers=_brokers(server) if client.server_info().brokers else (),
     )
+
+
+def _group_names(client: "Client") -> list[str]:
+    """Return all groups; none, without creating their stream, where there has been none."""
+    from strandline.api.groups import GROUPS_STREAM
+
+    try:
+        client.stream_info(GROUPS_STREAM, of_leaders=False)
+    except UnknownStreamError:
+        return []
+    return [each.group for each in client.groups.list()]
 
 
 def _group(client: "Client", name: str, ends: dict[tuple[str, int], int]) -> GroupLag:
@@ -271,7 +282,7 @@ def _rate(per_s: float | None) -> str:
 
 def _title(found: TopRound) -> str:
     shown = time.strftime("%H:%M:%S", time.localtime(found.at_s))
-    title = f"{shown}  {len(found.streams)} streams, {len(found.groups)} groups"
+    title = f"{shown}  streams: {len(found.streams)}, groups: {len(found.groups)}"
     return f"{title}  no answer: {found.error}" if found.error else title
 
 

@@ -6,12 +6,31 @@ credentials. Flight reports only how many connections it has, and closes them it
 except ``note_flight``.
 """
 
+from asyncio import BaseTransport
 from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
+from strandline.api.monitoring import ConnectionInfo
+from strandline.config import bracketed
 from strandline.storage.descriptors import current_shares
 
 HTTP_SHARE = 4
 """One connection in this many is reserved for the HTTP listener, which has its own limit."""
+
+
+@runtime_checkable
+class DescribedConnection(Protocol):
+    """A connection that can tell whose it is."""
+
+    def client_info(self) -> ConnectionInfo:
+        """Return its client's address and principal; any thread."""
+        ...
+
+
+def address_text(transport: BaseTransport | None) -> str:
+    """Return ``host:port`` of the other end of a connection; empty if it is closed."""
+    peer = transport.get_extra_info("peername") if transport is not None else None
+    return f"{bracketed(peer[0])}:{peer[1]}" if peer else ""
 
 
 class ConnectionLimit:
@@ -57,6 +76,11 @@ class ConnectionLimit:
         is_admitted = self.count < self.connections_max
         self._strangers[connection] = drop
         return is_admitted
+
+    def clients(self) -> list[ConnectionInfo]:
+        """Return the connections that can describe themselves, Flight's excepted; any thread."""
+        every = [*self._known, *self._strangers]
+        return [each.client_info() for each in every if isinstance(each, DescribedConnection)]
 
     def note_identified(self, connection: object) -> None:
         """Record that a connection's client is identified."""

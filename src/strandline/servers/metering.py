@@ -59,6 +59,11 @@ class Presence:
             allowance.open()
             self._of.add(allowance)
 
+    @property
+    def principals(self) -> list[str]:
+        """The principals that have called on it; any thread."""
+        return sorted(allowance.principal for allowance in list(self._of))
+
     def end(self) -> None:
         """Stop counting, because the connection has ended."""
         while self._of:
@@ -120,7 +125,7 @@ class Allowance:
     """
 
     def __init__(self, principal: str, broker: Metered) -> None:
-        self._principal = principal
+        self.principal = principal
         self._broker = broker
         self._lock = threading.Lock()
         self._meter = Meter()
@@ -210,7 +215,7 @@ class Allowance:
                 self._count("quota_rejections", 1)
         if not is_free:
             raise QuotaExceededError(
-                f"{self._principal} has {meter.connections} connections here, as many as its quota "
+                f"{self.principal} has {meter.connections} connections here, as many as its quota "
                 "allows; close one first"
             )
 
@@ -224,7 +229,7 @@ class Allowance:
         quotas = self._broker.image.quotas
         if quotas is not self._quotas:
             self._quotas = quotas
-            self._meter.limit(quotas.get(self._principal, UNLIMITED), self._now_ms())
+            self._meter.limit(quotas.get(self.principal, UNLIMITED), self._now_ms())
         return self._meter
 
     def _now_ms(self) -> float:
@@ -243,10 +248,10 @@ class Allowance:
     def _quota_error(self, wait_ms: float, which: str) -> QuotaExceededError:
         self._count("quota_rejections", 1)
         return QuotaExceededError(
-            f"{self._principal} has used up its quota of {which} at this broker; retry in "
+            f"{self.principal} has used up its quota of {which} at this broker; retry in "
             f"{max(1, round(wait_ms))} ms",
             wait_ms=max(1, round(wait_ms)),
         )
 
     def _count(self, name: str, amount: float) -> None:
-        self._broker.telemetry.count_quota(name, self._principal, amount)
+        self._broker.telemetry.count_quota(name, self.principal, amount)

@@ -13,8 +13,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from strandline.spark.arrow import to_spark_batches
-from strandline.spark.connection import offsets_at_times, read_range, stream_state
+from strandline.spark.connection import offsets_at_times, read_rows, stream_state
 from strandline.spark.options import IDENTITY, ReadOptions
 from strandline.spark.planning import (
     OffsetRange,
@@ -106,6 +105,4 @@ def read_task(
 ) -> Iterator[pa.RecordBatch]:
     """Fetch a range and convert it for Spark."""
     settle()
-    place = options.place(partition.range.partition)
-    batches = read_range(options, partition.range, target.names, identity=partition.identity)
-    return to_spark_batches(batches, target, constants=place._asdict())
+    return read_rows(options, partition.range, target, identity=partition.identity)

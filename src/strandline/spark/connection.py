@@ -28,6 +28,7 @@ from strandline.errors import (
     StrandlineError,
     UnknownStreamError,
 )
+from strandline.spark.arrow import to_spark_batches
 from strandline.spark.options import PartitionKey, ReadOptions, TimeSpec
 from strandline.spark.planning import (
     OffsetRange,
@@ -256,6 +257,22 @@ def read_range(
             break
     if records < wanted.records_max:
         _refuse_short_read(options, wanted, records=records)
+
+
+def read_rows(
+    options: ReadOptions, wanted: OffsetRange, target: pa.Schema, *, identity: str
+) -> Iterator[pa.RecordBatch]:
+    """Yield the records of a range as rows of a schema, in batches of 0.5-2 MiB.
+
+    Args:
+        options: as ``read_range``, and errors, too.
+        wanted: partition and offsets.
+        target: columns of records, in Spark's types.
+        identity: of the range's stream.
+    """
+    batches = read_range(options, wanted, target.names, identity=identity)
+    constants = options.place(wanted.partition)._asdict()
+    return to_spark_batches(batches, target, constants=constants)
 
 
 def stored_offsets(options: ReadOptions, wanted: OffsetRange) -> tuple[int, int, StreamExtent]:

@@ -26,6 +26,18 @@ RECORD_PREFIX = "_"
 """Prefix of a record's own columns once its value has become columns beside them."""
 RECORD_COLUMNS = ("partition", "offset", "timestamp", "subject", "key", "headers")
 """Columns of a record that stay beside its decoded value."""
+RECORD_SCHEMA = pa.schema(
+    [
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.timestamp("us", tz="UTC")),
+        ("subject", pa.string()),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("headers", pa.map_(pa.string(), pa.binary())),
+    ]
+)
+"""The columns of a record as a load without decoding stores them."""
 _REASON_CHARACTERS = 200
 # Out of range (ArithmeticError), truncated or with a repeated column (LookupError), etc.
 _DECODE_ERRORS = (pa.ArrowException, ArithmeticError, LookupError, OSError, TypeError, ValueError)

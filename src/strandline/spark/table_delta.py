@@ -14,7 +14,7 @@ nor what may be committed.
 import json
 import operator
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial, reduce
 from pathlib import Path
@@ -109,7 +109,13 @@ class DeltaStore(TableStore):
             return Loaded(None)
         except DeltaError as error:
             raise InvalidRequestError(f"{self.root} is not a Delta table: {error}") from error
-        return Loaded(_committed(table), table)
+        while True:
+            version, state = table.version(), _committed(table)
+            # delta-rs reads the history of the newest version, under the numbers of the loaded one:
+            # after a commit in between the state would be ahead of the files.
+            table.update_incremental()
+            if table.version() == version:
+                return Loaded(state, table)
 
     def refuse_other_kind(self, schema: pa.Schema) -> None:
         """Check that there is no table of plain files, nor a foreign Delta table of other columns.
@@ -158,6 +164,20 @@ class DeltaStore(TableStore):
                 raise InvalidRequestError(f"cannot write to {self.root}: {error}") from error
             raise UnavailableError(f"the Delta log of {self.root}: {error}") from error
         return True
+
+    def scan(self, loaded: Loaded) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of the loaded version.
+
+        Raises:
+            InvalidRequestError: the library cannot read the table.
+        """
+        assert loaded.state is not None
+        names = decode_schema(loaded.state.arrow_schema).names
+        try:
+            dataset = loaded.at.to_pyarrow_dataset()
+        except DeltaError as error:
+            raise InvalidRequestError(f"{self.root} cannot be read: {error}") from error
+        yield from dataset.to_batches(columns=names)
 
     def _has_moved_on(self, after: Loaded) -> bool:
         """Return whether another writer committed since ``after`` was loaded."""

@@ -13,9 +13,11 @@ committed.
 import os
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from strandline.errors import DataLossError, InvalidRequestError
 from strandline.spark.table_log import (
@@ -152,6 +154,14 @@ class TableFiles(TableStore):
         sync_directory(self.commits)
         self.link_staged(manifest.files, self.root)
         return True
+
+    def scan(self, loaded: Loaded) -> Iterator[pa.RecordBatch]:
+        """Yield the rows that the manifests up to the loaded one name."""
+        assert loaded.state is not None
+        for sequence in range(loaded.state.sequence + 1):
+            for file in self.load_manifest(sequence).files:
+                with pq.ParquetFile(self.locate(file)) as parquet:
+                    yield from parquet.iter_batches()
 
     def locate(self, file: DataFile) -> Path:
         """Return the current path of a committed file.

@@ -12,7 +12,7 @@ under the table's location before the commit. Must not know Spark, nor what may 
 
 import json
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -106,6 +106,12 @@ class IcebergStore(TableStore):
         except CommitStateUnknownException as error:
             raise UnavailableError(f"the catalog of {self.name}: {error}") from error
         return True
+
+    def scan(self, loaded: Loaded) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of the loaded snapshot."""
+        assert loaded.state is not None
+        names = decode_schema(loaded.state.arrow_schema).names
+        yield from loaded.at.scan(selected_fields=tuple(names)).to_arrow_batch_reader()
 
 
 def open_catalog(properties: Mapping[str, str]) -> Catalog:

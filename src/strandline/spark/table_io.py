@@ -52,8 +52,13 @@ class StagedFiles(WriterCommitMessage):
     """Rejected values for the dead-letter stream."""
 
 
-class _Stager:
-    """The common part of both writers: stages in tasks, commits on the driver."""
+class TableCommitter:
+    """Stages rows in tasks, and commits them on the driver.
+
+    Args:
+        options: of the table.
+        schema: of the rows.
+    """
 
     def __init__(self, options: TableOptions, schema: StructType) -> None:
         self.options = options
@@ -67,6 +72,7 @@ class _Stager:
         self.gaps = GapExplainer(options, schema)
 
     def stage(self, batches: Iterator[pa.RecordBatch], *, txn_id: str, batch: int) -> StagedFiles:
+        """Write the rows of a task to staged files."""
         settle()
         self.store.create()
         context = TaskContext.get()
@@ -85,6 +91,7 @@ class _Stager:
             return StagedFiles(txn_id, batch, rows, decoding.finish())
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Commit the staged files of a batch; has no effect when repeated."""
         staged = [message for message in messages if isinstance(message, StagedFiles)]
         proposal = Proposal(
             txn_id=staged[0].txn_id if staged else "",
@@ -115,7 +122,7 @@ class StreamTableWriter(DataSourceStreamArrowWriter):
     """Commits each micro-batch once."""
 
     def __init__(self, options: TableOptions, schema: StructType) -> None:
-        self.stager = _Stager(options, schema)
+        self.stager = TableCommitter(options, schema)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedFiles:
         """Stage the rows of a task."""
@@ -136,7 +143,7 @@ class BatchTableWriter(DataSourceArrowWriter):
     """Commits a batch job once."""
 
     def __init__(self, options: TableOptions, schema: StructType) -> None:
-        self.stager = _Stager(options, schema)
+        self.stager = TableCommitter(options, schema)
         # Made on the driver and pickled to every task, so that all name one transaction.
         self.txn_id = options.txn_id or f"job-{uuid.uuid4().hex}"
 

@@ -13,7 +13,7 @@ import os
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -77,6 +77,14 @@ class TableStore(ABC):
         Raises:
             DataLossError: a staged file is gone or of another size.
             UnavailableError: the table's log could not be written; whether it was is unknown.
+        """
+
+    @abstractmethod
+    def scan(self, loaded: Loaded) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a table as it was loaded, whatever was committed since.
+
+        Args:
+            loaded: with a state; its columns may have other types of the same values.
         """
 
     def refuse_other_kind(self, schema: pa.Schema) -> None:

@@ -181,12 +181,14 @@ class SubjectHistory:
     def mask(self, batches: memoryview, start: int) -> Numbers:
         """Return, for each record of the batches, whether it is kept, and from ``start`` on."""
         found: list[bool] = []
-        kept = self._kept
         for rows in decode_batches(batches, columns=["offset", "subject"]):
-            offsets, subjects = (column.to_pylist() for column in rows.columns)
+            offsets, subjects = rows.columns
+            # Each subject once: the values of a dictionary take long, as Python's.
+            kept = [self._kept.get(name, ()) for name in subjects.dictionary.to_pylist()]
+            indices = subjects.indices.to_pylist()
             found += [
-                offset >= start and offset in kept.get(subject, ())
-                for offset, subject in zip(offsets, subjects, strict=True)
+                offset >= start and offset in kept[index]
+                for offset, index in zip(offsets.to_pylist(), indices, strict=True)
             ]
         return np.array(found, bool)
 

@@ -261,7 +261,6 @@ async def test_settings_that_are_not_built_are_rejected_by_name(ask_us):
         "first_seq": 10,
         "republish": {"src": ">", "dest": "x.>"},
         "sealed": True,
-        "allow_atomic": True,
         "metadata": {"owner": "me"},
     }
     for name, value in settings.items():

@@ -7,10 +7,13 @@ import sys
 import threading
 import time
 
+import jsonschema
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from strandline.cli.app import app
+from strandline.cli.documents import DOCUMENTS, schema_of
 from strandline.cli.liftbridge import _default_nats
 from strandline.config import BrokerConfig
 from strandline.speedups import IS_COMPILED
@@ -38,6 +41,26 @@ def test_the_version_for_people_and_programs(run):
     expected = {"version": __version__, "compiled": IS_COMPILED}
     assert json.loads(run("version", "--output", "json").stdout) == expected
     assert run("--version").stdout == text
+
+
+def test_every_command_has_a_schema_of_its_output(run):
+    """The schema is valid, and the same as text and as JSON."""
+    names = {name for name, _ in leaves(typer.main.get_command(app))}
+    assert names == DOCUMENTS.keys()
+    for name in names:
+        shown = json.loads(run("schema", *name.split()).stdout)
+        jsonschema.Draft202012Validator.check_schema(shown)
+    assert json.loads(run("schema", "read", "-o", "json").stdout) == schema_of("read")
+    assert "is no command" in run("schema", "nothing").stderr
+
+
+def leaves(group, path=()):
+    """Every command that is no group, by its name."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from leaves(command, (*path, name))
+        else:
+            yield " ".join((*path, name)), command
 
 
 @pytest.mark.parametrize(
@@ -110,10 +133,12 @@ def test_no_broker_is_one_line_and_exit_1(run, arguments):
 def test_serve_hands_over_what_was_asked(run, monkeypatch):
     """Flags become settings, others keep their default; the ready line is one line."""
     given = []
+    ports = dict.fromkeys(("nats_port", "ingest_port", "http_port", "grpc_port", "beam_port"))
+    ready = {"event": "ready", "data_dir": "d", "host": "h", **ports, "flight_port": 1, "pid": 2}
 
     def run_broker(config, *, on_ready):
         given.append(config)
-        on_ready({"event": "ready", "flight_port": 1})
+        on_ready(ready)
         return 0
 
     monkeypatch.setattr("strandline.process.run.run_broker", run_broker)
@@ -122,7 +147,7 @@ def test_serve_hands_over_what_was_asked(run, monkeypatch):
         *("--flight-port", "0", "--grpc-port", "0", "--log-level", "debug", "--output", "json"),
     )
     assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout) == {"event": "ready", "flight_port": 1}
+    assert json.loads(result.stdout) == ready
     config = given[0]
     assert (config.data_dir, config.flight_port, config.log_level) == ("d", 0, "debug")
     assert config.nats.servers == ["nats://a", "nats://b"]

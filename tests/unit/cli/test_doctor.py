@@ -196,7 +196,7 @@ def test_a_taken_port_names_its_setting_and_who_has_it(doctor, monkeypatch):
     assert found[f"port {port}"]["status"] == "error"
     assert "http_port: taken by" in found[f"port {port}"]["found"]
     assert f"(pid {os.getpid()})" in found[f"port {port}"]["found"]
-    assert doctor()[1]["ports"]["found"] == f"{port} are free"
+    assert doctor()[1]["ports"]["found"] == f"free: {port}"
 
 
 def test_an_address_of_another_machine_is_an_error(doctor, monkeypatch):

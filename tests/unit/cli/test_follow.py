@@ -8,9 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jsonschema
+import msgspec
 import pytest
 
 import strandline
+from strandline.cli.documents import ErrorDocument, schema_of
 from strandline.testing import ProcessServer
 from tests.kit.processes import is_running
 from tests.kit.waiting import until
@@ -101,12 +104,17 @@ def test_dev_ends_with_an_error_when_no_broker_is_left(tmp_path):
         stderr=subprocess.PIPE,
         text=True,
     ) as dev:
-        os.kill(json.loads(dev.stdout.readline())["pid"], signal.SIGKILL)
+        ready = json.loads(dev.stdout.readline())
+        os.kill(ready["pid"], signal.SIGKILL)
         exited = json.loads(dev.stdout.readline())
         assert (exited["event"], exited["broker"], exited["code"]) == ("exited", 1, -9)
         _, errors = dev.communicate(timeout=60)
         assert dev.returncode == 1
     assert "no broker is running any more" in errors
+    for document in (ready, exited):
+        jsonschema.validate(document, schema_of("dev"))
+    jsonschema.validate(ready, schema_of("serve"))
+    jsonschema.validate(json.loads(errors.splitlines()[-1]), msgspec.json.schema(ErrorDocument))
 
 
 def test_completion_offers_commands_and_can_be_loaded(tmp_path):
@@ -128,3 +136,30 @@ def test_completion_offers_commands_and_can_be_loaded(tmp_path):
         check=True,
     )
     assert "complete" in loaded.stdout
+
+
+def test_completion_offers_the_streams_and_groups_of_the_broker():
+    """Those of --server or the variable; without a broker nothing, and no error."""
+
+    def offered(line, **more):
+        words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
+        done = subprocess.run(
+            (Path(sys.executable).with_name("strandline"),),
+            env={**os.environ, "_STRANDLINE_COMPLETE": "complete_bash", **words, **more},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stderr == ""
+        return done.stdout.split()
+
+    with ProcessServer() as broker:
+        with strandline.connect(broker.flight) as client:
+            client.create_stream("orders")
+            client.create_stream("payments")
+            client.groups.commit("billing", {("orders", 0): 0})
+        assert offered("strandline read o", STRANDLINE_SERVER=broker.flight) == ["orders"]
+        assert offered(f"strandline stream info -s {broker.flight} pay") == ["payments"]
+        assert offered("strandline group info b", STRANDLINE_SERVER=broker.flight) == ["billing"]
+        address = broker.flight
+    assert offered("strandline read o", STRANDLINE_SERVER=address) == []

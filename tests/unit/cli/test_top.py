@@ -63,6 +63,9 @@ def test_a_terminal_shows_the_newest_until_it_is_interrupted():
     with Server() as url:
         with strandline.connect(url) as client:
             client.create_stream("orders")
+            [found] = rounds_of(str(url), 1)
+            assert [each.name for each in client.list_streams()] == ["orders"], "it only looks"
+            assert found["groups"] == []
         ours, its = pty.openpty()
         environ = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "30"}
         process = subprocess.Popen(
@@ -76,7 +79,7 @@ def test_a_terminal_shows_the_newest_until_it_is_interrupted():
         assert process.wait(30) == 0
         os.close(ours)
     assert b"records/s" in shown
-    assert b"1 streams, 0 groups" in shown
+    assert b"streams: 1, groups: 0" in shown
 
 
 def test_a_broker_that_stops_answering_is_waited_for():

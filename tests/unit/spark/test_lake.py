@@ -17,6 +17,7 @@ from strandline.errors import (
     InvalidRequestError,
     UnavailableError,
 )
+from strandline.spark import table_delta
 from strandline.spark.options import TableOptions
 from strandline.spark.table import commit, committed_offsets
 from strandline.spark.table_files import TableFiles
@@ -497,3 +498,21 @@ def test_a_catalog_that_nobody_uses_lets_go_of_its_connections(tmp_path):
     del catalog
     gc.collect()
     assert engine.pool.checkedin() == 0
+
+
+def test_a_commit_while_a_delta_table_is_loaded_makes_it_load_again(tmp_path, monkeypatch):
+    """delta-rs reads the history of the newest version: its state would be ahead of the files."""
+    lake = Lake(tmp_path, "delta")
+    lake.commit(lake.propose(rows(0, 0, 3)))
+    read, pending = table_delta._committed, [lake.propose(rows(0, 3, 5), batch=1)]
+
+    def committed(table):
+        while pending:
+            proposal = pending.pop()
+            lake.commit(proposal)
+        return read(table)
+
+    monkeypatch.setattr(table_delta, "_committed", committed)
+    loaded = lake.store().load()
+    assert loaded.state.offsets == {0: 5}
+    assert sum(batch.num_rows for batch in lake.store().scan(loaded)) == 5

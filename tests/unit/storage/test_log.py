@@ -172,6 +172,20 @@ def test_flushed_data_survives_a_power_loss(open_log, fill, read_all, disk):
     assert read_all(open_log(at)) == b"".join(batches)
 
 
+def test_a_name_is_synced_once(open_log, fill, disk, monkeypatch):
+    """A flush that adds records to a segment does not sync its directory again."""
+    synced = []
+    monkeypatch.setattr(disk, "sync_directory", synced.append)
+    log = open_log(segment_bytes=1 << 20)
+    counts = []
+    for _ in range(3):
+        fill(log, 1)
+        log.flush()
+        counts.append(len(synced))
+    assert counts == [1, 1, 1]
+    log.close()
+
+
 def test_opening_without_a_checkpoint_scans_the_last_segment(open_log, fill, read_all, tmp_path):
     """Every intact batch counts, and a torn tail is removed."""
     log = open_log()

@@ -30,6 +30,7 @@ from strandline.broker.read_path.transaction_visibility import (
 )
 from strandline.broker.replica_hooks import ReplicaHooks
 from strandline.broker.write_path.admission import RECORD_OVERHEAD_BYTES, Admission
+from strandline.broker.write_path.atomic import TogetherRecord, append_together
 from strandline.broker.write_path.duplicates import Duplicates, HeldAppend
 from strandline.broker.write_path.pending import (
     AckRun,
@@ -435,6 +436,12 @@ class Partition:
             chunk.attributes = Attributes.TRANSACTIONAL if is_transactional else 0
             self.duplicates.note_batch(producer, chunk.count, chunk.base_offset)
         self._enqueue()
+
+    def append_together(
+        self, records: Sequence[TogetherRecord], *, ack_sink: AckSink, token: object
+    ) -> None:
+        """Accept records that are stored all or not at all, as ``atomic`` says."""
+        append_together(self, records, ack_sink=ack_sink, token=token)
 
     def mark(
         self, kind: MarkerKind, producer: TransactionalProducer, *, ack_sink: AckSink, token: object

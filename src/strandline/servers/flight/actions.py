@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Final, NamedTuple, TypeVar
 
 from strandline.api.command import AdminCommand
+from strandline.api.monitoring import ConnectionInfo
 from strandline.broker.broker import Broker
 from strandline.broker.cluster.broker import ClusterBroker
 from strandline.errors import InvalidRequestError, RequestTimeoutError
@@ -29,6 +30,8 @@ class ActionContext(NamedTuple):
     """Name of the principal that calls; empty where access is not checked."""
     is_cancelled: Callable[[], bool]
     """Whether the client went away; any thread."""
+    clients: Callable[[], list[ConnectionInfo]]
+    """Returns the clients of every listener; any thread."""
 
     @property
     def member(self) -> ClusterBroker:

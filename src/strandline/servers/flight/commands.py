@@ -11,6 +11,7 @@ from typing import Any
 from strandline.api.admin import WAIT_BEYOND
 from strandline.api.command import AdminCommand
 from strandline.api.commands import COMMANDS
+from strandline.api.monitoring import ConnectionInfo
 from strandline.api.wire import encode
 from strandline.broker.access import Caller
 from strandline.broker.broker import Broker
@@ -36,9 +37,16 @@ class CommandDispatcher:
     Args:
         broker: the broker.
         lifecycle: the lifecycle of the Flight server.
+        clients: returns the clients of every listener.
     """
 
-    def __init__(self, broker: Broker, lifecycle: ServerLifecycle) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        lifecycle: ServerLifecycle,
+        clients: Callable[[], list[ConnectionInfo]],
+    ) -> None:
+        self._clients = clients
         self._broker = broker
         self._lifecycle = lifecycle
         assert HANDLERS.keys() == COMMANDS.keys(), "every command has a handler"
@@ -76,6 +84,7 @@ class CommandDispatcher:
             self._lifecycle,
             caller.principal.name,
             is_over if command is WAIT_BEYOND else is_cancelled,
+            self._clients,
         )
         visibility = command.visibility
         return [

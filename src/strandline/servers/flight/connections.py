@@ -19,8 +19,10 @@ from urllib.parse import unquote
 
 import pyarrow.flight as fl
 
+from strandline.api.monitoring import ConnectionInfo
 from strandline.broker.log_throttle import LogThrottle
 from strandline.clock import Clock
+from strandline.config import bracketed
 from strandline.servers.connections import ConnectionLimit
 from strandline.servers.flight.sockets import PeerAddress, cut_connections, peers_of
 
@@ -41,6 +43,9 @@ class _ClientConnection:
     """Whether a call on it was let in."""
     calls: int = 0
     """Calls in progress."""
+    calls_made: int = 0
+    principal: str = ""
+    """Of the last call."""
 
 
 class FlightConnections:
@@ -74,11 +79,27 @@ class FlightConnections:
             self._thread.join()
         self._limit.note_flight(0)
 
-    def note_call(self, context: fl.ServerCallContext) -> None:
+    def note_call(self, context: fl.ServerCallContext, principal: str = "") -> None:
         """Record that a client has made a permitted call."""
         with self._lock:
             client = self._client(context)
             client.is_known, client.since_ms = True, self._clock.monotonic_ms()
+            client.principal = principal
+            client.calls_made += 1
+
+    def clients(self) -> list[ConnectionInfo]:
+        """Return the clients of every listener."""
+        with self._lock:
+            ours = [
+                ConnectionInfo(
+                    listener="flight",
+                    address=f"{bracketed(peer.host)}:{peer.port}",
+                    principal=client.principal,
+                    messages=client.calls_made,
+                )
+                for peer, client in self._clients.items()
+            ]
+        return ours + self._limit.clients()
 
     @contextmanager
     def call(self, context: fl.ServerCallContext) -> Iterator[None]:

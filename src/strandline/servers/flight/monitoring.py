@@ -1,11 +1,19 @@
 """Handlers of the monitoring commands."""
 
+import re
 import shutil
+from pathlib import Path
+from typing import Final
 
 from strandline.api import monitoring as wire
 from strandline.broker.monitor import resident_bytes
+from strandline.errors import UnavailableError
 from strandline.servers.flight.actions import ActionContext, handles
 from strandline.version import __version__
+
+_HEAD: Final = re.compile(r"\S+ \{.*\}")
+TRACE_BYTES_MAX: Final = 256 << 10
+"""Of one answer; the end of a trace has what happened last."""
 
 
 @handles(wire.BROKER_STATUS)
@@ -55,3 +63,36 @@ def _history(context: ActionContext, _: None) -> list[wire.MetricHistoryInfo]:
 @handles(wire.LIST_EVENTS)
 def _events(context: ActionContext, _: None) -> list[wire.ClusterEvent]:
     return context.broker.monitor.events()
+
+
+@handles(wire.LIST_CONNECTIONS)
+def _connections(context: ActionContext, _: None) -> list[wire.ConnectionInfo]:
+    return context.clients()
+
+
+@handles(wire.READ_TRACE)
+def _trace(context: ActionContext, _: None) -> list[wire.TraceText]:
+    path = context.broker.config.cluster.trace
+    return [wire.TraceText(text=_end_of_trace(Path(path)) if path else "")]
+
+
+def _end_of_trace(path: Path) -> str:
+    """Return the last whole events of a trace.
+
+    Raises:
+        UnavailableError: the file cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - TRACE_BYTES_MAX))
+            lines = file.read(TRACE_BYTES_MAX).decode("utf-8", "replace").split("\n")
+    except OSError as error:
+        raise UnavailableError(f"cluster.trace: cannot read {path}: {error.strerror}") from error
+    whole = lines[:-1]  # the last one is empty, or still being written
+    if size > TRACE_BYTES_MAX:
+        whole = whole[1:]
+    # An event begins with its host and a clock; its text has no braces at the line's end.
+    if whole and not _HEAD.fullmatch(whole[0]):
+        whole = whole[1:]
+    return "".join(f"{line}\n" for line in whole[: len(whole) // 2 * 2])

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from strandline.api.commands import COMMANDS
+from strandline.api.monitoring import ConnectionInfo
 from strandline.api.put import PutRequest
 from strandline.api.required_permissions import known_stream
 from strandline.api.tickets import ReadRequest, decode_ticket
@@ -139,7 +140,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
         self._checks = checks
         self._lifecycle = lifecycle
         self._host = host
-        self._commands = CommandDispatcher(broker, lifecycle)
+        self._commands = CommandDispatcher(broker, lifecycle, self._clients)
         self.connections: FlightConnections | None = None
         """The callers of the listener, once it listens."""
 
@@ -269,8 +270,12 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
         if allowance is not None:
             allowance.check_request()
         if self.connections is not None:
-            self.connections.note_call(context)
+            self.connections.note_call(context, caller.principal.name)
         return caller
+
+    def _clients(self) -> list[ConnectionInfo]:
+        """Return the clients of every listener of the broker."""
+        return [] if self.connections is None else self.connections.clients()
 
     def _call(self, context: fl.ServerCallContext) -> AbstractContextManager[None]:
         """Return a context for a long call, which marks its connection as in use."""

@@ -34,8 +34,9 @@ from h2.events import (
 from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
 
+from strandline.api.monitoring import ConnectionInfo
 from strandline.broker.log_throttle import LogThrottle
-from strandline.servers.connections import ConnectionLimit
+from strandline.servers.connections import ConnectionLimit, address_text
 from strandline.servers.grpc.calls import STREAM_WINDOW_BYTES, Call, CallMultiplexer, FlushQueue
 from strandline.servers.grpc.fast_path import FastPath
 from strandline.servers.grpc.grpc_messages import timeout_s
@@ -158,6 +159,16 @@ class GrpcConnection(asyncio.Protocol):
         """Input beyond this round's share."""
         self._identify_timer: asyncio.TimerHandle | None = None
         self._presence = Presence()
+        self._calls = 0
+
+    def client_info(self) -> ConnectionInfo:
+        """Describe the client, with every principal that has called on it; any thread."""
+        return ConnectionInfo(
+            listener="grpc",
+            address=address_text(self.multiplexer.transport),
+            principal=", ".join(self._presence.principals),
+            messages=self._calls,
+        )
 
     # asyncio
 
@@ -373,6 +384,7 @@ class GrpcConnection(asyncio.Protocol):
             timeout_s=timeout_s(bytes(timeout)) if timeout is not None else None,
         )
         server.serve(call, headers, transport=self.multiplexer.transport, presence=self._presence)
+        self._calls += 1
         if call.status is None and not self._is_identified:
             self._is_identified = not server.is_open(path)
             if self._is_identified:

@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final, Protocol, cast
 
+from strandline.api.monitoring import ConnectionInfo
+from strandline.servers.connections import address_text
 from strandline.servers.nats.protocol import Event, Parser
 from strandline.servers.round_budget import PIECES_MAX, SPENT, RoundBudget
 
@@ -175,6 +177,19 @@ class MessageReader(NatsPeer):
         self._budget = budget
         self._received: deque[bytes] = deque()
         self._is_deferred = False
+        self.principal = ""
+        """The identified client; empty where access is not checked."""
+        self.message_count = 0
+        """Messages received so far."""
+
+    def client_info(self) -> ConnectionInfo:
+        """Describe the client; any thread."""
+        return ConnectionInfo(
+            listener="ingest",
+            address=address_text(self._transport),
+            principal=self.principal,
+            messages=self.message_count,
+        )
 
     def data_received(self, data: bytes) -> None:
         """Parse and handle input, now or in later rounds."""

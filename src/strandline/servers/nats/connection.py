@@ -313,6 +313,7 @@ class PublisherConnection(MessageReader):
         shared = self._shared
         messages, self._messages = self._messages, 0
         shared.received[shared.name] += messages
+        self.message_count += messages
         if self.parser.buffered_bytes != self._buffered_bytes:
             self._count_buffered(self.parser.buffered_bytes)
         if self.output:
@@ -415,6 +416,7 @@ class PublisherConnection(MessageReader):
     def _count_for(self, caller: Caller | None) -> None:
         """Count the connection for its principal; close it if there are too many."""
         before, self._allowance = self._allowance, None
+        self.principal = caller.principal.name if caller is not None else ""
         if before is not None:
             before.close()
         allowance = self._shared.metering.of(caller) if caller is not None else None

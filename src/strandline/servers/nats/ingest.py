@@ -9,6 +9,7 @@
                                   the partition (all); in the same streams
     Nats-Expected-Stream          the checks and the ack concern this stream only; it is the one of
                                   its queue group that gets the record
+    Nats-Batch-Id                 one of an atomic batch (``atomic_batches``)
     Nats-Stream                   JetStream republished the message: nothing is judged or answered
     Strandline-Key                the record's key (taken out of the headers)
     Strandline-Tombstone          the value is null: the key is deleted (taken out too)
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from strandline.broker.routing import PartitionPort, Route, RouteTable, Target
+from strandline.broker.write_path.atomic import TogetherRecord
 from strandline.clock import Clock
 from strandline.errors import (
     InvalidRecordError,
@@ -37,6 +39,8 @@ from strandline.errors import (
 )
 from strandline.record import envelope
 from strandline.record.codec import MESSAGE_ID_HEADER, Headers, as_id
+from strandline.servers.nats.atomic_batches import ID_HEADER as BATCH_HEADER
+from strandline.servers.nats.atomic_batches import AtomicBatches, BatchMessage
 from strandline.servers.nats.backpressure import FORWARDING, Backpressure, NatsPeer
 from strandline.servers.nats.headers import parse_headers
 from strandline.servers.nats.ports import AdmissionPort
@@ -63,8 +67,6 @@ UNSUPPORTED_HEADERS: Final = frozenset(
         "Nats-Expected-Last-Subject-Sequence-Subject",
         "Nats-TTL",
         "Nats-Incr",
-        "Nats-Batch-Id",
-        "Nats-Batch-Commit",
         "Nats-Schedule",
     }
 )
@@ -81,6 +83,8 @@ class ParsedMessage(msgspec.Struct):
     expected_last: int | None = None
     expected_subject_last: int | None = None
     has_rollup: bool = False
+    is_of_batch: bool = False
+    """Whether it is one of an atomic batch."""
     is_republished: bool = False
     """Whether another stream has stored it, and judged its headers, before."""
     rejection: InvalidRequestError | None = None
@@ -153,6 +157,8 @@ def _apply_control_header(
         found.has_rollup = True
         if value not in ROLLUPS:
             return RollupError(f"rollup value invalid: {value[:40]!r}")
+    elif name == BATCH_HEADER:
+        found.is_of_batch = True
     elif name == REPUBLISHED_HEADER:
         found.is_republished = True
     elif name == TOMBSTONE_HEADER:
@@ -189,6 +195,7 @@ class MessageIngest:
         self.unflushed: list[NatsPeer] = []
         """Connections with queued acks."""
         self._forwarder = forwarder
+        self._batches = AtomicBatches()
         self._forward_backpressure = Backpressure(1.0, FORWARDING)
 
     @property
@@ -313,6 +320,9 @@ class MessageIngest:
                     wrapped, sink, subject=subject, stream_subject=to, clock=clock
                 )
         partition = target.partition_for(publication.key, publication.message_id)
+        if publication.is_of_batch and answers and not publication.is_malformed:
+            self._take_batched(target, partition, publication, reply, subject=subject, sink=sink)
+            return
         rejection = publication.rejection or _unmet_need(publication, target)
         if rejection is not None and (ack_sink is not None or publication.is_malformed):
             # Every broker of a cluster receives the message: the leader rejects it for all.
@@ -360,6 +370,43 @@ class MessageIngest:
             expected_last=expected_last,
             expected_subject_last=expected_subject,
         )
+
+    def _take_batched(
+        self,
+        target: Target,
+        partition: PartitionPort,
+        publication: ParsedMessage,
+        reply: bytes | None,
+        *,
+        subject: str,
+        sink: ReplySink,
+    ) -> None:
+        """Handle a message of an atomic batch, if this broker leads its partition."""
+        if not partition.is_led:
+            error = partition.write_error or NotLeaderError("publish batches to the leader")
+            if not is_left_to_others(error, sink):
+                self._admission.reject(error, sink, reply, stream=target.name)
+            return
+        names = [name for name, _ in publication.headers or ()]
+        unsupported = next((name for name in names if name in UNSUPPORTED_HEADERS), "")
+        rejection = publication.rejection if not unsupported else None
+        rejection = rejection or _unmet_need(publication, target)
+        if publication.expected_stream not in (None, target.name):
+            return  # of another stream
+        if rejection is not None:
+            self._admission.reject(rejection, sink, reply, stream=target.name)
+            return
+        record = TogetherRecord(
+            publication.value,
+            subject,
+            publication.key,
+            publication.headers,
+            publication.message_id,
+            publication.expected_last,
+            publication.expected_subject_last,
+        )
+        message = BatchMessage(target.name, partition, record, unsupported)
+        self._batches.take(message, reply, sink)
 
 
 def _unmet_need(publication: ParsedMessage, target: Target) -> InvalidRequestError | None:

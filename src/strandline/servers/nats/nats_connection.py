@@ -40,6 +40,7 @@ EVENTS: Final = b"events"
 API: Final = b"api"
 """Names of subscriptions that feed no stream; those of streams are numbers."""
 API_SUBJECTS: Final = b"$JS.API.>"
+ACKS: Final = b"$JS.ACK."
 ACK_SUBJECTS: Final = (b"$JS.ACK.%b.>", b"$JS.FC.%b.>")
 """Of a stream's consumers; each is its subscription's name, too."""
 
@@ -121,6 +122,10 @@ class NatsConnection(ServerLink):
         subject, sid, *_ = events[0]
         table = self._tables.get(sid)
         route = table.remembered.get(subject) if table is not None else None
+        if table is None and sid.startswith(ACKS):
+            self._acks += events
+            self._hand_over_acks()
+            return True
         if table is None or route is None:
             return False
         sink: ReplySink = self._sole if route.is_shared else self

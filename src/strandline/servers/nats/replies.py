@@ -19,6 +19,7 @@ from strandline.errors import (
     InvalidRequestError,
     NotLeaderError,
     RecordTooLargeError,
+    RepeatedMessageError,
     RollupError,
     StrandlineError,
     StreamMismatchError,
@@ -36,6 +37,7 @@ _ERROR_NUMBERS: tuple[tuple[type[StrandlineError], int, int], ...] = (
     (RecordTooLargeError, 400, 10054),
     (StreamMismatchError, 400, 10060),
     (RollupError, 500, 10111),
+    (RepeatedMessageError, 400, 10201),
     (InvalidRequestError, 400, 10003),
     (DiskFullError, 503, 10023),
     (UnavailableError, 503, 10008),
@@ -64,11 +66,15 @@ def _pub_ack_around_sequence(partition: PartitionName) -> tuple[bytes, bytes]:
 
 def error_reply(error: StrandlineError) -> bytes:
     """Encode JetStream's error response as JSON."""
+    return msgspec.json.encode({"error": error_body(error), "code": error.code, "seq": 0})
+
+
+def error_body(error: StrandlineError) -> dict[str, object]:
+    """Return an error as JetStream's responses have it."""
     code, number = next(
         (code, number) for cls, code, number in _ERROR_NUMBERS if isinstance(error, cls)
     )
-    body = {"code": code, "err_code": number, "description": error.message[:DESCRIPTION_MAX]}
-    return msgspec.json.encode({"error": body, "code": error.code, "seq": 0})
+    return {"code": code, "err_code": number, "description": error.message[:DESCRIPTION_MAX]}
 
 
 class AckLines:

@@ -43,6 +43,8 @@ class LoadPipeline(Common, frozen=True, kw_only=True, tag="load"):
     """Streams into tables, one table per stream."""
 
     streams: list[str]
+    engine: Literal["spark", "local"] = "spark"
+    """Spark, or one Python process without Java, for small streams; either continues the other."""
     into: Name
     """A directory, or ``namespace.table`` of Iceberg; ``{stream}`` stands for the stream's name."""
     format: Literal["parquet", "delta", "iceberg"] = "parquet"

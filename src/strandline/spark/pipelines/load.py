@@ -6,6 +6,7 @@ commit. The table sink (``table_io``) commits.
 """
 
 import json
+from typing import NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -15,6 +16,7 @@ from pyspark.sql.types import StructType
 
 from strandline.errors import InvalidConfigError
 from strandline.spark.connection import client_of, identity_of
+from strandline.spark.ddl import parse_ddl
 from strandline.spark.decode import (
     RECORD_COLUMNS,
     RECORD_PREFIX,
@@ -30,6 +32,22 @@ from strandline.spark.table_open import existing_store
 from strandline.spark.table_store import local_path
 
 _SAMPLE_RECORDS = 1000
+LOCAL_TXN_ID = "local"
+"""Beginning of the transaction ids of ``engine: local``."""
+
+
+class PreparedLoad(NamedTuple):
+    """A load of one stream, checked and ready to run on any engine."""
+
+    stream: str
+    path: str
+    """The table's directory, or its name in the catalog."""
+    name: str
+    """Of the query, in reports and as the default group."""
+    state: TableState | None
+    """What the table has; None before the first commit."""
+    options: dict[str, str]
+    """Of the table."""
 
 
 def start_load(spark: SparkSession, config: LoadPipeline) -> list[StreamingQuery]:
@@ -40,43 +58,60 @@ def start_load(spark: SparkSession, config: LoadPipeline) -> list[StreamingQuery
         InvalidRequestError: a table holds records of another stream.
         UnknownStreamError: there is no stream to load, or for dead letters.
     """
+    check_load(config)
+    return [_start_one(spark, config, prepare_load(config, each)) for each in config.streams]
+
+
+def check_load(config: LoadPipeline) -> None:
+    """Check what does not depend on a stream; errors as ``start_load``."""
     if len(config.streams) > 1 and "{stream}" not in config.into:
         raise InvalidConfigError("a table takes one stream: write {stream} in 'into'")
     if config.writer_schema and config.values != "avro":
         raise InvalidConfigError(f"'writer_schema' is for Avro, and 'values' is {config.values}")
     if config.dead_letters:
         stream_of(config.server, config.dead_letters)  # raises now, not at the first invalid value
-    return [_start_one(spark, config, stream) for stream in config.streams]
 
 
-def _start_one(spark: SparkSession, config: LoadPipeline, stream: str) -> StreamingQuery:
+def prepare_load(config: LoadPipeline, stream: str) -> PreparedLoad:
+    """Check a stream and its table, and find the table's columns; errors as ``start_load``."""
     path = config.into.replace("{stream}", stream)
     identity = identity_of(stream_of(config.server, stream))
     state = _committed(config, path)
     if state is not None:
         refuse_other_stream(state, identity)
-    name = f"load {stream} into {path}"
-    records = read_stream(
-        spark,
-        config,
-        stream,
-        name=name,
-        output=path if config.format == "iceberg" else str(local_path(path)),
-        startingOffsets=_start_offsets(state),
-        maxBytesPerTrigger=config.batch_bytes_max,
-        minBytesPerTrigger=config.batch_bytes_min,
-        maxTriggerDelayMs=config.batch_delay_ms_max,
-    )
     columns = None
     if config.values != "raw":
         columns = _value_schema(config, stream, state)
         refuse_case_twins(to_arrow_schema(columns, timezone="UTC"))
-    options = table_options(config, stream, identity=identity, columns=columns)
-    writer = records.writeStream.format("strandline-table").options(**options)
+    return PreparedLoad(
+        stream=stream,
+        path=path,
+        name=f"load {stream} into {path}",
+        state=state,
+        options=table_options(config, stream, identity=identity, columns=columns),
+    )
+
+
+def _start_one(spark: SparkSession, config: LoadPipeline, load: PreparedLoad) -> StreamingQuery:
+    records = read_stream(
+        spark,
+        config,
+        load.stream,
+        name=load.name,
+        output=load.path if config.format == "iceberg" else str(local_path(load.path)),
+        startingOffsets=first_offsets(load.state),
+        maxBytesPerTrigger=config.batch_bytes_max,
+        minBytesPerTrigger=config.batch_bytes_min,
+        maxTriggerDelayMs=config.batch_delay_ms_max,
+    )
+    writer = records.writeStream.format("strandline-table").options(**load.options)
     # Not as a Path, which would take a slash out of ``hdfs://``.
-    checkpoint = f"{config.checkpoint.rstrip('/')}/{stream}"
+    checkpoint = f"{config.checkpoint.rstrip('/')}/{load.stream}"
+    if (commits := _local_commits(load.state)) > 0:
+        # An older checkpoint is behind the table: a new one begins at the table's offsets.
+        checkpoint += f"-after-local-{commits}"
     writer = writer.option("checkpointLocation", checkpoint)
-    query = triggered(writer, config).queryName(name).start(path)
+    query = triggered(writer, config).queryName(load.name).start(load.path)
     wait_for_sources(query)
     return query
 
@@ -123,10 +158,21 @@ def _committed(config: LoadPipeline, path: str) -> TableState | None:
     return store.load().state
 
 
-def _start_offsets(state: TableState | None) -> str | None:
+def first_offsets(state: TableState | None) -> str | None:
+    """Return a new reader's starting offsets: the table's; None: nothing is committed yet."""
     if state is None or not state.offsets:
         return None
     return json.dumps({str(partition): offset for partition, offset in state.offsets.items()})
+
+
+def _local_commits(state: TableState | None) -> int:
+    """Return a number that grows with each commit of ``engine: local``, and with no other."""
+    transactions = {} if state is None else state.transactions
+    return sum(
+        newest.batch + 1
+        for txn_id, newest in transactions.items()
+        if txn_id.startswith(LOCAL_TXN_ID)
+    )
 
 
 def _value_schema(config: LoadPipeline, stream: str, state: TableState | None) -> StructType:
@@ -142,7 +188,7 @@ def _value_schema(config: LoadPipeline, stream: str, state: TableState | None) -
 
         return from_arrow_schema(arrow_schema_of(config.schema))
     if config.schema:
-        return StructType.fromDDL(config.schema)
+        return _columns_of(config.schema)
     sample = _sample(config, stream)
     if config.values == "json":
         return from_arrow_schema(infer_json_schema(sample))
@@ -158,7 +204,7 @@ def _refuse_other_columns(config: LoadPipeline, columns: StructType) -> None:
     if config.values == "avro" or not config.schema:
         return
     # Converted by Arrow like the table's: some Spark types change their name.
-    stored = from_arrow_schema(to_arrow_schema(StructType.fromDDL(config.schema), timezone="UTC"))
+    stored = from_arrow_schema(to_arrow_schema(_columns_of(config.schema), timezone="UTC"))
     wanted, given = (
         {field.name: field.dataType.simpleString() for field in schema}
         for schema in (columns, stored)
@@ -169,6 +215,13 @@ def _refuse_other_columns(config: LoadPipeline, columns: StructType) -> None:
             f"commit: {_described(wanted)}; write that, or load into another table with a new "
             "checkpoint"
         )
+
+
+def _columns_of(schema: str) -> StructType:
+    """Parse columns as Spark writes them; by Spark itself if it runs."""
+    if SparkSession.getActiveSession() is None:
+        return parse_ddl(schema)
+    return StructType.fromDDL(schema)
 
 
 def _described(columns: dict[str, str]) -> str:

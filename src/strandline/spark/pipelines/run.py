@@ -12,7 +12,7 @@ from pyspark.errors import AnalysisException, IllegalArgumentException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
-from strandline.errors import UnavailableError
+from strandline.errors import InvalidConfigError, UnavailableError
 from strandline.spark.pipelines.aggregate import start_aggregate
 from strandline.spark.pipelines.clean import start_clean
 from strandline.spark.pipelines.config import (
@@ -60,6 +60,10 @@ def start_pipeline(spark: SparkSession, config: Pipeline) -> list[StreamingQuery
         StrandlineError: the description does not fit the existing streams or tables, or Spark
             rejects its SQL or its checkpoint.
     """
+    if isinstance(config, LoadPipeline) and config.engine == "local":
+        raise InvalidConfigError(
+            "'engine' is local: run it without Spark, by strandline.spark.pipelines.local.run_local"
+        )
     logger.info("starting the queries of the pipeline")
     try:
         with removed_if_refused():

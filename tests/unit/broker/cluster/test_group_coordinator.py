@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from strandline.broker.coordinators.groups import GROUPS_STREAM
-from strandline.errors import NotLeaderError, UnavailableError
+from strandline.errors import NotLeaderError, StaleMemberError, UnavailableError
 from strandline.types import PartitionName
 
 NOTHING = frozenset()
@@ -84,3 +84,19 @@ async def test_old_entries_go_on_every_replica(cluster, monkeypatch):
         await cluster.kit.until(lambda p=partition: p.log_start_offset > 0, seconds=30)
     await cluster.kill(await cluster.leader(GROUPS_STREAM))
     assert await ask(cluster, "committed_offsets", "g") == {"s": many, "t": {0: 99}}
+
+
+async def test_every_broker_stores_consumers_at_the_coordinator(cluster):
+    """What one stores another finds; errors come back as the coordinator raised them."""
+    await cluster.start(*IDS)
+    await cluster.until_live()
+    await ask(cluster, "commit", "g", {"s": {0: 1}})
+    coordinator = await cluster.leader(GROUPS_STREAM)
+    others = [cluster.brokers[number].consumers for number in IDS if number != coordinator]
+    await others[0].keep("c.one", {"s": {0: 5}}, "state", epoch=1, is_new=True)
+    assert await others[1].list("c.") == ["c.one"]
+    assert await others[1].claim("c.", 2) == {"c.one": "state"}
+    with pytest.raises(StaleMemberError):
+        await others[0].keep("c.one", {"s": {0: 6}}, "later", epoch=1)
+    await others[0].delete("c.one")
+    assert await cluster.brokers[coordinator].consumers.list("c.") == []

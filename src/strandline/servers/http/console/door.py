@@ -198,8 +198,7 @@ class ConsoleDoor:
                 path=request.path_params,
                 query=query,
                 form=form,
-                now_ns=self._broker.clock.now_ns(),
-                now_ms=self._broker.clock.monotonic_ms(),
+                clock=self._broker.clock,
                 rates=self._rates,
                 principal=visitor.principal,
             )

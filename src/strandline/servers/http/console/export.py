@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from strandline.record.schema import PARTITION_FIELD, RECORD_SCHEMA
 from strandline.servers.http.console.records import ShownRecord
@@ -44,6 +43,8 @@ def as_csv(records: list[ShownRecord]) -> bytes:
 
 def as_parquet(records: list[ShownRecord]) -> bytes:
     """Return a Parquet file with the columns of a read, and the partition."""
+    import pyarrow.parquet as pq  # takes memory, and few visitors want it
+
     rows = [each._asdict() | {"timestamp": each.timestamp_ns} for each in records]
     schema = pa.schema([PARTITION_FIELD, *_plain_schema()])
     sink = pa.BufferOutputStream()

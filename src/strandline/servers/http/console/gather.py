@@ -6,7 +6,7 @@ does not answer in time is shown as such and delays a page by a few seconds at m
 
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple, TypeVar
 
 from strandline.api.admin import (
@@ -26,9 +26,9 @@ from strandline.errors import NotAllowedError, StrandlineError
 TIMEOUT_S: Final = 2.5
 RATE_MS_MIN: Final = 900.0
 RATE_MS_MAX: Final = 12_000.0
-"""A stream's rate is the mean over this time at most."""
+"""A rate is the mean over this time at most."""
 FORGET_MS: Final = 60_000.0
-RATED_STREAMS_MAX: Final = 20_000
+RATED_MAX: Final = 20_000
 Q = TypeVar("Q")
 A = TypeVar("A")
 
@@ -64,12 +64,12 @@ class ClusterView(NamedTuple):
             found.append("there is no controller: streams cannot be created nor leaders elected")
         for row in self.brokers:
             name = f"broker {row.id}" if self.is_cluster else "this broker"
-            if row.status is None:
-                found.append(f"{name} does not answer: {row.error}")
-            elif row.status.why_not_ready:
-                found.append(f"{name} is not ready: {row.status.why_not_ready}")
             if row.state not in ("live", "draining"):
                 found.append(f"{name} is {row.state}")
+            elif row.status is None:
+                found.append(f"{name} does not answer: {row.error}")
+            if row.status is not None and row.status.why_not_ready:
+                found.append(f"{name} is not ready: {row.status.why_not_ready}")
         leaderless = [each for each in self.partitions if each.leader is None]
         if leaderless:
             found.append(f"{_count(leaderless)} without a leader, the first is {_name(leaderless)}")
@@ -324,32 +324,38 @@ def _lag(part: PartitionInfo, info: StreamInfo | None) -> int | None:
 
 
 class RateBook:
-    """Rates of streams, from their end offsets at the times when pages were made; any thread."""
+    """Rates of numbers that only grow, from their values when pages were made; any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._seen: dict[tuple[str, int], deque[tuple[float, int]]] = {}
+        self._seen: dict[tuple[str, str], deque[tuple[float, int]]] = {}
 
-    def observe(self, rows: Iterable[StreamRow], now_ms: float) -> dict[str, float | None]:
+    def of_streams(self, rows: Iterable[StreamRow], now_ms: float) -> dict[str, float | None]:
         """Return the records per second of each stream; None for one seen for the first time."""
+        return self.observe("stream", {row.config.name: row.end for row in rows}, now_ms)
+
+    def observe(
+        self, kind: str, totals: Mapping[str, int], now_ms: float
+    ) -> dict[str, float | None]:
+        """Return the growth per second of each total; None for one seen for the first time."""
         with self._lock:
             self._forget(now_ms)
-            return {row.config.name: self._rate(row, now_ms) for row in rows}
+            return {name: self._rate((kind, name), total, now_ms) for name, total in totals.items()}
 
-    def _rate(self, row: StreamRow, now_ms: float) -> float | None:
-        seen = self._seen.setdefault((row.config.name, row.created_ns), deque())
+    def _rate(self, key: tuple[str, str], total: int, now_ms: float) -> float | None:
+        seen = self._seen.setdefault(key, deque())
+        if seen and total < seen[-1][1]:  # deleted and created again, or reset
+            seen.clear()
         if not seen or now_ms - seen[-1][0] >= RATE_MS_MIN:
-            seen.append((now_ms, row.end))
+            seen.append((now_ms, total))
         while len(seen) > 2 and now_ms - seen[0][0] > RATE_MS_MAX:
             seen.popleft()
         (from_ms, before), (until_ms, after) = seen[0], seen[-1]
-        if until_ms <= from_ms:
-            return None
-        return max(0, after - before) / (until_ms - from_ms) * 1e3
+        return (after - before) / (until_ms - from_ms) * 1e3 if until_ms > from_ms else None
 
     def _forget(self, now_ms: float) -> None:
         old = [key for key, seen in self._seen.items() if now_ms - seen[-1][0] > FORGET_MS]
         for key in old:
             del self._seen[key]
-        if len(self._seen) > RATED_STREAMS_MAX:
+        if len(self._seen) > RATED_MAX:
             self._seen.clear()

@@ -2,11 +2,25 @@
 
 from typing import Final
 
-from strandline.servers.http.console import pages_cluster, pages_records, pages_streams
+from strandline.servers.http.console import (
+    pages_access,
+    pages_clients,
+    pages_cluster,
+    pages_groups,
+    pages_load,
+    pages_records,
+    pages_streams,
+    pages_trace,
+)
 from strandline.servers.http.console.visit import ConsoleRoute
 
 ROUTES: Final[list[ConsoleRoute]] = [
     *pages_cluster.ROUTES,
+    *pages_load.ROUTES,
     *pages_streams.ROUTES,
     *pages_records.ROUTES,
+    *pages_groups.ROUTES,
+    *pages_clients.ROUTES,
+    *pages_trace.ROUTES,
+    *pages_access.ROUTES,
 ]

@@ -22,6 +22,7 @@ def cluster_page(visit: Visit) -> Page:
         "under_replicated_count": len(view.under_replicated),
         "stored_bytes": sum(status.log_bytes for status in statuses),
         "connections": sum(sum(status.connections.values()) for status in statuses),
+        "listeners": sorted({name for status in statuses for name in status.connections}),
     }
     return Page("cluster.html", values)
 

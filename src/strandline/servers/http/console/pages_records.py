@@ -1,6 +1,5 @@
 """The pages of a stream's records: browse, follow, publish, download."""
 
-from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, urlencode
 
@@ -16,16 +15,18 @@ from strandline.servers.http.console.records import (
     PAGE_RECORDS_MAX,
     PARTITIONS_AT_ONCE,
     Budget,
-    RecordFilter,
     RecordPage,
+    RecordQuery,
     RecordReader,
     ShownRecord,
     chosen_partitions,
     places_of,
     places_text,
+    search_budget,
 )
-from strandline.servers.http.console.texts import parse_duration
+from strandline.servers.http.console.texts import parse_moment
 from strandline.servers.http.console.visit import (
+    NOT_ABOUT_A_FIELD,
     ConsoleRoute,
     Download,
     Fields,
@@ -66,7 +67,9 @@ def records_page(visit: Visit) -> Page:
     try:
         reading = _reading(visit, info, is_tail="tail" in query)
         found = reading.read(min(query.number("count", PAGE_RECORDS) or 1, PAGE_RECORDS_MAX))
-    except (InvalidRequestError, OffsetOutOfRangeError) as error:
+    except NOT_ABOUT_A_FIELD:
+        raise
+    except InvalidRequestError as error:
         values |= {**_shown(empty, query), "problem": error.message}
         return Page("records.html", values, 400)
     values |= _shown(found, query)
@@ -76,7 +79,7 @@ def records_page(visit: Visit) -> Page:
     return Page("records.html", values)
 
 
-class Reading(NamedTuple):
+class PageRead(NamedTuple):
     """A read that a page's fields describe."""
 
     reader: RecordReader
@@ -92,7 +95,7 @@ class Reading(NamedTuple):
 
 def _reading(
     visit: Visit, info: StreamInfo, *, budget: Budget | None = None, is_tail: bool = False
-) -> Reading:
+) -> PageRead:
     """Return the read that the fields of a query describe.
 
     Raises:
@@ -100,7 +103,8 @@ def _reading(
     """
     query = visit.query
     partitions = chosen_partitions(info.partitions, query)
-    wanted = RecordFilter(query["subject"], query["key"], query["header"], query["text"])
+    wanted = RecordQuery(query["subject"], query["key"], query["header"], query["text"])
+    budget = budget or search_budget(visit.clock)
     reader = RecordReader(visit.client, info.name, partitions, wanted=wanted, budget=budget)
     start = "newest" if is_tail else query["start"] or "newest"
     if "places" in query:
@@ -108,7 +112,7 @@ def _reading(
     else:
         numbers = [part.partition for part in partitions]
         places = _first_places(visit, info.name, start, numbers=numbers)
-    return Reading(reader, partitions, places, start == "newest")
+    return PageRead(reader, partitions, places, start == "newest")
 
 
 def _first_places(visit: Visit, name: str, start: str, *, numbers: list[int]) -> dict[int, int]:
@@ -121,23 +125,6 @@ def _first_places(visit: Visit, name: str, start: str, *, numbers: list[int]) ->
     if start not in ("newest", "oldest"):
         raise InvalidRequestError(f"start: {start!r} is none of newest, oldest, offset and time")
     return {}
-
-
-def parse_moment(text: str, now_ns: int) -> datetime:
-    """Parse a time, in UTC unless it has a zone, or ``-15m`` for 15 minutes ago.
-
-    Raises:
-        InvalidRequestError: it is neither.
-    """
-    hint = f"{text!r} is not a time; write for example 2026-11-21T12:00:00Z, or -15m"
-    try:
-        if text.startswith("-"):
-            ago = timedelta(milliseconds=parse_duration(text[1:], "time"))
-            return datetime.fromtimestamp(now_ns / 1e9, UTC) - ago
-        moment = datetime.fromisoformat(text)
-    except (ValueError, OverflowError, InvalidRequestError) as error:
-        raise InvalidRequestError(hint) from error
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 def _shown(found: RecordPage, query: Fields) -> dict[str, Any]:
@@ -216,7 +203,12 @@ def download(visit: Visit) -> Download:
             "'strandline read'"
         )
     info = visit.client.stream_info(visit.path["name"])
-    budget = Budget(10 * DOWNLOAD_RECORDS_MAX, DOWNLOAD_BYTES_MAX, DOWNLOAD_S)
+    budget = Budget(
+        visit.clock,
+        records=10 * DOWNLOAD_RECORDS_MAX,
+        size_bytes=DOWNLOAD_BYTES_MAX,
+        seconds=DOWNLOAD_S,
+    )
     found = _reading(visit, info, budget=budget).read(count)
     _, media_type, encode = FORMATS[how]
     # A file that lacks records because of the limits says so in its name.

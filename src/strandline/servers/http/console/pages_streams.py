@@ -42,7 +42,7 @@ UNLIMITED: Final = {
 def list_page(visit: Visit) -> Page:
     """Return the streams whose name or subject contains the text that is looked for."""
     rows = stream_rows(visit.client)
-    rates = visit.rates.observe(rows, visit.now_ms)
+    rates = visit.rates.of_streams(rows, visit.now_ms)
     wanted, has_internal = visit.query["q"].lower(), "internal" in visit.query
     found = [row for row in rows if _matches(row, wanted, has_internal=has_internal)]
     found = _sorted(found, visit.query["sort"] or "name", rates)
@@ -82,7 +82,7 @@ def _sorted(rows: list[StreamRow], by: str, rates: dict[str, float | None]) -> l
 def stream_page(visit: Visit) -> Page:
     """Return one stream with its partitions and settings."""
     view = stream_view(visit.client, visit.path["name"])
-    rates = visit.rates.observe([view.row], visit.now_ms)
+    rates = visit.rates.of_streams([view.row], visit.now_ms)
     values = {
         "row": view.row,
         "name": view.row.config.name,

@@ -6,12 +6,12 @@ broker, over a limited range of offsets; those by header and text here, on what 
 """
 
 import heapq
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from strandline.api.admin import PartitionInfo
 from strandline.client.client import Client
+from strandline.clock import Clock
 from strandline.errors import InvalidRequestError, UnknownPartitionError
 from strandline.servers.http.console.visit import Fields
 
@@ -49,7 +49,7 @@ class ShownRecord(NamedTuple):
         return len(self.key or b"") + len(self.value or b"") + texts
 
 
-class RecordFilter(NamedTuple):
+class RecordQuery(NamedTuple):
     """Which records are wanted; empty fields match all."""
 
     subject: str = ""
@@ -96,25 +96,39 @@ class Budget:
     """The work that one request may still cause.
 
     Args:
+        clock: measures the time.
         records: how many records may be looked at.
         size_bytes: how many bytes of them.
         seconds: for how long.
     """
 
-    def __init__(self, records: int, size_bytes: int, seconds: float) -> None:
+    def __init__(self, clock: Clock, *, records: int, size_bytes: int, seconds: float) -> None:
+        self._clock = clock
         self._records = records
         self._bytes = size_bytes
-        self._until_s = time.monotonic() + seconds
+        self._until_ms = clock.monotonic_ms() + seconds * 1e3
 
     @property
     def is_spent(self) -> bool:
         """Return whether nothing more may be read."""
-        return self._records <= 0 or self._bytes <= 0 or time.monotonic() > self._until_s
+        if self._records <= 0 or self._bytes <= 0:
+            return True
+        return self._clock.monotonic_ms() > self._until_ms
 
     def spend(self, record: ShownRecord) -> None:
         """Count a record that was looked at."""
         self._records -= 1
         self._bytes -= record.size
+
+
+def search_budget(clock: Clock) -> Budget:
+    """Return the budget of a page."""
+    return Budget(
+        clock,
+        records=SEARCHED_RECORDS_MAX,
+        size_bytes=SEARCHED_BYTES_MAX,
+        seconds=SEARCH_S,
+    )
 
 
 class RecordPage(NamedTuple):
@@ -137,6 +151,7 @@ class RecordReader:
         stream: the stream.
         partitions: those to read, as their leaders describe them.
         wanted: which records are wanted.
+        budget: what may be read.
     """
 
     def __init__(
@@ -145,14 +160,14 @@ class RecordReader:
         stream: str,
         partitions: list[PartitionInfo],
         *,
-        wanted: RecordFilter,
-        budget: Budget | None = None,
+        wanted: RecordQuery,
+        budget: Budget,
     ) -> None:
         self._client = client
         self._stream = stream
         self._partitions = partitions
         self._wanted = wanted
-        self._budget = budget or Budget(SEARCHED_RECORDS_MAX, SEARCHED_BYTES_MAX, SEARCH_S)
+        self._budget = budget
 
     def newest(self, places: Mapping[int, int], count: int) -> RecordPage:
         """Return the newest records before the given offsets, newest first."""

@@ -6,7 +6,7 @@ hide, or change the direction of text are shown as escapes.
 
 import re
 import unicodedata
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from strandline.errors import InvalidRequestError
@@ -115,6 +115,23 @@ def parse_count(text: str, what: str) -> int:
     if not (plain.isascii() and plain.isdigit() and len(plain) <= 18):
         raise InvalidRequestError(f"{what}: {text!r} is not a whole number")
     return int(plain)
+
+
+def parse_moment(text: str, now_ns: int) -> datetime:
+    """Parse a time, in UTC unless it has a zone, or ``-15m`` for 15 minutes ago.
+
+    Raises:
+        InvalidRequestError: it is neither.
+    """
+    hint = f"{text!r} is not a time; write for example 2026-11-21T12:00:00Z, or -15m"
+    try:
+        if text.startswith("-"):
+            ago = timedelta(milliseconds=parse_duration(text[1:], "time"))
+            return datetime.fromtimestamp(now_ns / 1e9, UTC) - ago
+        moment = datetime.fromisoformat(text)
+    except (ValueError, OverflowError, InvalidRequestError) as error:
+        raise InvalidRequestError(hint) from error
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 def _scaled(text: str, units: dict[str, int], refusal: str) -> int:

@@ -4,10 +4,17 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, Protocol
 
 from strandline.client.client import Client
-from strandline.errors import InvalidRequestError
+from strandline.clock import Clock
+from strandline.errors import (
+    InvalidRequestError,
+    NotAllowedError,
+    UnauthenticatedError,
+    UnknownStreamError,
+)
 from strandline.servers.http.console.gather import RateBook
 
-VALUE_CHARACTERS_MAX: Final = 256 << 10
+NOT_ABOUT_A_FIELD: Final = (NotAllowedError, UnauthenticatedError, UnknownStreamError)
+"""Errors of a request that no other entry in a form would avoid."""
 
 
 class Fields:
@@ -61,12 +68,20 @@ class Visit(NamedTuple):
     """The values in the path, such as the name of a stream."""
     query: Fields
     form: Fields
-    now_ns: int
-    now_ms: float
-    """Monotonic."""
+    clock: Clock
     rates: RateBook
     principal: str = ""
     """Empty where access is not checked."""
+
+    @property
+    def now_ns(self) -> int:
+        """Return the Unix time in nanoseconds."""
+        return self.clock.now_ns()
+
+    @property
+    def now_ms(self) -> float:
+        """Return the monotonic time in milliseconds."""
+        return self.clock.monotonic_ms()
 
 
 class Page(NamedTuple):

@@ -12,7 +12,7 @@ from strandline.servers.nats.jetstream.times import ms_of
 
 _SHORT_DELAY: Final = re.compile(rb"(\d{1,9})(ms|s|m|h)")
 _UNITS_MS: Final = {b"ms": 1, b"s": 1_000, b"m": 60_000, b"h": 3_600_000}
-PLAIN_ACKS: Final = (b"+ACK", b"", b"+OK")
+PLAIN_ACKS: Final = frozenset((b"+ACK", b"", b"+OK"))
 _KINDS: Final[dict[bytes, AckKind]] = {
     b"": "ack",
     b"+ACK": "ack",

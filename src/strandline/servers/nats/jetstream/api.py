@@ -27,6 +27,7 @@ from strandline.errors import (
     StrandlineError,
     UnknownStreamError,
 )
+from strandline.servers.nats.atomic_batches import DIGITS_MAX, LEVEL_MAX
 from strandline.servers.nats.headers import VERSION_LINE, parse_headers
 from strandline.servers.nats.jetstream.errors import (
     API_LEVEL,
@@ -393,7 +394,7 @@ def _direct_refusal(error: ApiError) -> ApiReply:
 
 
 def _has_level(block: bytes | None) -> bool:
-    """Return whether a request needs no more than level 0 of the API, the only one here."""
+    """Return whether a request needs no higher level of the API than ours."""
     if block is None or API_LEVEL_HEADER.encode() not in block:
         return True
     try:
@@ -401,4 +402,4 @@ def _has_level(block: bytes | None) -> bool:
     except InvalidRecordError:
         return False
     value = headers.get(API_LEVEL_HEADER, b"0")
-    return value.isdigit() and not value.strip(b"0")
+    return value.isdigit() and len(value) <= DIGITS_MAX and int(value) <= LEVEL_MAX

@@ -74,13 +74,12 @@ from strandline.servers.nats.jetstream.starts import find_heads, start_of
 from strandline.servers.nats.jetstream.state import RecordCounter
 from strandline.servers.nats.jetstream.stream_config import is_asking
 from strandline.servers.nats.jetstream.subjects import (
-    ACK_PREFIX,
     FLOW_PREFIX,
     GROUP_PREFIX,
     AckSubject,
     ApiCall,
     parse_ack,
-    parse_ack_numbers,
+    parse_acks,
     parse_flow,
 )
 from strandline.servers.nats.jetstream.times import (
@@ -561,34 +560,23 @@ class ConsumerCalls:
     # Acknowledgements
 
     def _take_acks(self, messages: Sequence[Message], link: ApiLink) -> None:
-        """Handle acknowledgements that came together; plain ones of one consumer by one call."""
-        runner: ConsumerRunner | None = None
-        prefix, plain = b"", list[tuple[int, int]]()
+        """Handle acknowledgements that came together; plain ones of a consumer by one call."""
+        subjects, _, replies, _, payloads = zip(*messages, strict=True)
+        if replies.count(None) == len(replies) and PLAIN_ACKS.issuperset(payloads):
+            acks = parse_acks(subjects)
+            runners = {names: self._acked_runner(*names) for names in acks}
+            if None not in runners.values():
+                for names, runner in runners.items():
+                    if runner is not None:
+                        runner.ack_many(acks[names])
+                return
         for subject, _, reply, _, payload in messages:
-            is_same = runner is not None and subject.startswith(prefix)
-            is_plain = reply is None and payload in PLAIN_ACKS
-            if plain and not (is_same and is_plain):
-                assert runner is not None, "somebody's"
-                runner.ack_many(plain)
-                plain = []
-            if is_plain and not is_same:
-                runner, prefix = self._acked_runner(subject)
-            if is_plain and runner is not None:
-                numbers = parse_ack_numbers(subject[len(prefix) :])
-                plain += () if numbers is None else (numbers,)
-            else:
-                self._take_ack(subject, reply, payload=payload, link=link)
-        if plain and runner is not None:
-            runner.ack_many(plain)
+            self._take_ack(subject, reply, payload=payload, link=link)
 
-    def _acked_runner(self, subject: bytes) -> tuple[ConsumerRunner | None, bytes]:
-        """Return who is acknowledged, if it works here, and how all its acknowledgements begin."""
-        ack = parse_ack(subject.decode(errors="replace"))
-        led = self._led_here(ack.stream)[1] if ack is not None else None
-        if ack is None or led is None or ack.consumer not in led.runners:
-            return None, b""
-        prefix = f"{ACK_PREFIX}{ack.stream}.{ack.consumer}."
-        return led.runners[ack.consumer], prefix.encode()
+    def _acked_runner(self, stream: str, consumer: str) -> ConsumerRunner | None:
+        """Return who is acknowledged, if it works here."""
+        led = self._led_here(stream)[1]
+        return led.runners.get(consumer) if led is not None else None
 
     def _led_here(self, stream: str) -> tuple[bool, _LedConsumers | None]:
         """Return whether this broker leads a stream, and if they are loaded its consumers."""

@@ -68,6 +68,9 @@ ROUND_MS: Final = 20
 STORE_REST_MS: Final = 0.001
 """How long no state is stored after another, for each pending record: a durable consumer stores all
 of them each time, which takes about a tenth of this on the event loop."""
+FULL_REST_MS: Final = 0.008
+"""The same for each record of the limit of pending ones, where half of them or more are pending."""
+FULL_REST_MS_MAX: Final = 4.0
 STORE_REST_MS_MIN: Final = 1.0
 """A shorter rest saves nothing."""
 LAZY_STORE_MS: Final = 50.0
@@ -471,7 +474,7 @@ class ConsumerRunner:
             self.core.is_changed = False
             try:
                 if self.is_durable:
-                    rest_ms = len(self.kept.state.pending) * STORE_REST_MS
+                    rest_ms = self._rest_ms
                     await self._host.keep(self)
                     self._store_from_ms = self._now_ms + rest_ms
                 self._stored_ms = self._now_ms
@@ -483,6 +486,16 @@ class ConsumerRunner:
         # Last: a record must not be sent again after an acknowledgement of it was answered.
         for answer in answers:
             answer()
+
+    @property
+    def _rest_ms(self) -> float:
+        """How long no state is stored after this one, so that the next one has more to store."""
+        pending, limit = len(self.kept.state.pending), self.core.policy.max_ack_pending
+        rest_ms = pending * STORE_REST_MS
+        if pending * 2 >= limit:
+            # Else each of the few acknowledgements that come together costs a store.
+            rest_ms = max(rest_ms, min(FULL_REST_MS_MAX, limit * FULL_REST_MS))
+        return rest_ms
 
     def _take_outgoing(self) -> tuple[list[Effect], list[_Outgoing]]:
         """Return what was decided, and decide anew."""

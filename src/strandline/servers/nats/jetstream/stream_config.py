@@ -41,7 +41,6 @@ UNSUPPORTED: Final = (
     "template_owner",
     "subject_delete_marker_ttl",
     "allow_msg_counter",
-    "allow_atomic",
     "allow_msg_schedules",
     "allow_batched",
     "persist_mode",
@@ -119,6 +118,7 @@ class JetStreamConfig(msgspec.Struct, frozen=True, kw_only=True):
     deny_delete: bool = True
     deny_purge: bool = False
     allow_rollup_hdrs: bool = False
+    allow_atomic: bool = True
     consumer_limits: dict[str, int] = {}
     allow_msg_ttl: bool = False
     description: str | msgspec.UnsetType = msgspec.UNSET
@@ -148,6 +148,7 @@ def jetstream_config(config: StreamConfig, view: JetStreamView | None = None) ->
         duplicate_window=_ns(config.dedup_window_ms),
         max_msgs_per_subject=config.max_records_per_subject or UNLIMITED,
         allow_rollup_hdrs=config.max_records_per_subject > 0,
+        allow_atomic=config.pub_ack,
         description=config.description or msgspec.UNSET,
         metadata=metadata,
     )

@@ -19,6 +19,7 @@ from strandline.errors import (
 )
 from strandline.reading.descending import offset_before_end
 from strandline.record.subjects import is_reserved, subject_covers, subjects_overlap
+from strandline.servers.nats.atomic_batches import LEVEL_MAX
 from strandline.servers.nats.inboxes import is_private
 from strandline.servers.nats.jetstream.api import (
     PEER_TIMEOUT_S,
@@ -161,7 +162,7 @@ class StreamCalls:
             streams=len(streams),
             consumers=sum(map(self._api.consumers_of, partitions)),
             limits=UNLIMITED_ACCOUNT,
-            api={"level": 0, "total": self._api.requests, "errors": self._api.errors},
+            api={"level": LEVEL_MAX, "total": self._api.requests, "errors": self._api.errors},
         )
 
     def _page(self, request: ApiRequest, size: int) -> tuple[list[JetStreamView], dict[str, int]]:

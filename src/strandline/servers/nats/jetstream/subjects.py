@@ -5,6 +5,7 @@ operation known here, or lacks a name, is an operation without a name of its own
 """
 
 import re
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 PREFIX: Final = "$JS.API."
@@ -19,7 +20,9 @@ TYPE_PREFIX: Final = "io.nats.jetstream.api.v1."
 
 
 _NUMBER: Final = rb"[0-9]{1,%d}" % DIGITS_MAX
-_ACK_NUMBERS: Final = re.compile(rb"%b\.(%b)\.(%b)\.%b\.%b" % ((_NUMBER,) * 5))
+_ACKS: Final = re.compile(
+    rb"^\$JS\.ACK\.([^.\n]+\.[^.\n]+)\.%b\.(%b)\.(%b)\.%b\.%b$" % ((_NUMBER,) * 5), re.MULTILINE
+)
 
 
 class Operation(NamedTuple):
@@ -105,13 +108,20 @@ def parse_ack(subject: str) -> AckSubject | None:
     return AckSubject(stream, consumer, *map(int, numbers[:3]))
 
 
-def parse_ack_numbers(rest: bytes) -> tuple[int, int] | None:
-    """Return the sequences of a record and of its delivery, from what follows the consumer's name.
+def parse_acks(subjects: Sequence[bytes]) -> dict[tuple[str, str], list[tuple[int, int]]]:
+    """Parse the subjects of acknowledgements, as ``parse_ack`` does each; others are left out.
 
-    As ``parse_ack``, for the many of one consumer; None: it is not of an acknowledgement.
+    Returns:
+        By stream and consumer, in order: the sequences of each record and of its delivery.
     """
-    found = _ACK_NUMBERS.fullmatch(rest)
-    return (int(found[1]), int(found[2])) if found is not None else None
+    found: dict[bytes, list[tuple[int, int]]] = {}
+    for names, sequence, delivery in _ACKS.findall(b"\n".join(subjects)):
+        found.setdefault(names, []).append((int(sequence), int(delivery)))
+    acks = {}
+    for names, numbers in found.items():
+        stream, _, consumer = names.decode(errors="replace").partition(".")
+        acks[stream, consumer] = numbers
+    return acks
 
 
 def format_flow(stream: str, consumer: str, request: str) -> str:

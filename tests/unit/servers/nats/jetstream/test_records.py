@@ -15,6 +15,7 @@ from strandline.servers.nats.jetstream.records import (
     PORTION_BYTES,
     message_at,
     messages_at,
+    newest_offset,
     next_message,
 )
 from strandline.storage.disk import Disk
@@ -87,6 +88,13 @@ def test_the_next_record_is_found_near_its_place(partition):
     many = partition(*[1] * 2_000)
     assert next_message(many, 0).payload == b"0"
     assert len(many.seen) < 200
+
+
+@pytest.mark.parametrize("settings", [{}, {"max_records_per_subject": 1}])
+def test_the_newest_record_is_the_last_one(partition, settings):
+    """Also where few records of each subject are kept; an empty partition has none."""
+    assert newest_offset(partition(**settings)) is None
+    assert newest_offset(partition(3, 4, **settings)) == 6
 
 
 def read_all(partition, offsets):

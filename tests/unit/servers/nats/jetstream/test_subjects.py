@@ -4,7 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strandline.servers.nats.jetstream.subjects import OPERATIONS, PREFIX, ApiCall, parse_subject
+from strandline.servers.nats.jetstream.subjects import (
+    OPERATIONS,
+    PREFIX,
+    ApiCall,
+    parse_ack,
+    parse_acks,
+    parse_subject,
+)
 
 
 @pytest.mark.parametrize(
@@ -44,3 +51,24 @@ def test_any_subject_is_some_call(text, operation):
         assert call.operation in {"", *OPERATIONS}
         names = [part for part in (call.stream, call.consumer, call.subject) if part]
         assert call.operation == "" or ".".join([call.operation, *names]).rstrip(".") in subject
+
+
+NUMBERS = st.sampled_from(["0", "1", "17", "9" * 20, "9" * 21, "", "x", "1_0", "²"])
+SOME_ACKS = st.builds(
+    lambda *tokens: ".".join(("$JS.ACK", *tokens)).encode(),
+    st.sampled_from(["S", "T", "ü"]),
+    st.sampled_from(["c", "d.e", ""]),
+    *[NUMBERS] * 5,
+)
+
+
+@given(st.lists(SOME_ACKS | st.binary(max_size=9).map(lambda b: b.replace(b"\n", b"")), max_size=6))
+def test_acknowledgements_parsed_together_are_those_parsed_alone(subjects):
+    """By consumer, in order; what is no acknowledgement is left out."""
+    expected = {}
+    for subject in subjects:
+        ack = parse_ack(subject.decode(errors="replace"))
+        if ack is not None and ack.stream and ack.consumer:
+            numbers = ack.sequence, ack.consumer_sequence
+            expected.setdefault((ack.stream, ack.consumer), []).append(numbers)
+    assert parse_acks(subjects) == expected

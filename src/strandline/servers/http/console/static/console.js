@@ -87,7 +87,7 @@ function searchWhileTyping(form) {
 
 // The live tail: asks for records after those that are shown.
 function tail(table) {
-  const rows = table.querySelector("tbody");
+  const rows = table.tBodies[0];
   const button = document.querySelector("#tail-pause");
   const line = document.querySelector("#tail-status");
   let places = table.dataset.places;
@@ -109,7 +109,7 @@ function tail(table) {
         if (!answer.ok) throw new Error(found.error);
         places = found.places;
         const parsed = new DOMParser().parseFromString(`<table>${found.rows}</table>`, "text/html");
-        const fresh = [...parsed.querySelectorAll("tbody > tr")];
+        const fresh = [...(parsed.querySelector("table").tBodies[0]?.rows ?? [])];
         rows.prepend(...fresh);
         while (rows.children.length > 500) rows.lastElementChild.remove();
         if (fresh.length) line.textContent = `${fresh.length} new`;

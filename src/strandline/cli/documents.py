@@ -1,0 +1,369 @@
+"""The types of what commands print with ``--output json``, one document a line.
+
+Rules: types only, which ``strandline schema`` and the reference page turn into JSON Schemas; the
+tests of the commands compare what is printed with them. A command that prints a struct of the API
+is listed with that struct.
+"""
+
+from typing import Any, Final, Literal, NotRequired, TypedDict
+
+import msgspec
+
+from strandline.api.access import TokenInfo
+from strandline.api.admin import StreamInfo
+from strandline.api.cluster import BrokerInfo, CopiesInfo
+from strandline.api.encryption import KeyInfo
+from strandline.api.groups import GroupInfo, GroupSummary
+from strandline.api.quotas import QuotaInfo
+from strandline.cli.findings import CheckFinding
+from strandline.cli.top import TopRound
+
+
+class ErrorDocument(TypedDict):
+    """An error, on standard error."""
+
+    error: str
+    """The code, as in the table of errors."""
+    message: str
+    retriable: bool
+
+
+class ReadyDocument(TypedDict):
+    """Where a broker listens, once it does; a port of null is off."""
+
+    event: Literal["ready"]
+    data_dir: str
+    host: str
+    nats_port: int | None
+    ingest_port: int | None
+    flight_port: int
+    http_port: int | None
+    grpc_port: int | None
+    beam_port: int | None
+    pid: int
+    broker_id: NotRequired[int]
+    peer_port: NotRequired[int]
+
+
+class ExitedDocument(TypedDict):
+    """A broker of ``dev`` that has ended."""
+
+    event: Literal["exited"]
+    broker: int
+    code: int
+    """Its exit code; negative: the signal that killed it."""
+    config: str
+
+
+class DoneDocument(TypedDict):
+    """The end of a command on a cluster."""
+
+    event: Literal["done"]
+    message: str
+
+
+class ProgressDocument(TypedDict):
+    """The progress of moves, whenever it changes."""
+
+    event: Literal["progress"]
+    partitions_left: int
+    moving: int
+    records_to_copy: int
+
+
+class AdmittedDocument(TypedDict):
+    """A broker that may join."""
+
+    admitted: int
+    peer_address: str
+
+
+class InitBroker(TypedDict):
+    """A broker of a new cluster, and where its files are."""
+
+    broker_id: int
+    host: str
+    peer_host: str
+    rack: str
+    flight: str
+    ports: dict[str, int]
+    directory: str
+    copy_to: str
+    command: str
+
+
+class InitDocument(TypedDict):
+    """A new cluster."""
+
+    cluster_id: str
+    brokers: list[InitBroker]
+    status_command: str
+
+
+class StatusDocument(TypedDict):
+    """A cluster; each of its partitions also has ``lag_records`` by broker, null if unknown."""
+
+    cluster: str
+    broker: int
+    controller: int | None
+    brokers: list[BrokerInfo]
+    partitions: list[CopiesInfo]
+    removed: list[int]
+    age_ms: int
+
+
+class RecoveredDocument(TypedDict):
+    """A broker that has become the only voter."""
+
+    event: Literal["done"]
+    broker: int
+    voters: list[int]
+    in_doubt: list[str]
+    without_copy: list[str]
+
+
+class DiscardedDocument(TypedDict):
+    """A broker whose copy of the metadata is deleted."""
+
+    event: Literal["done"]
+    broker: int
+
+
+class DeletedDocument(TypedDict):
+    """The name of what is deleted."""
+
+    deleted: str
+
+
+class DeletedRecordsDocument(TypedDict):
+    """A partition whose first records are deleted."""
+
+    stream: str
+    partition: int
+    log_start_offset: int
+
+
+class ResetDocument(TypedDict):
+    """The committed offsets of a group after a reset, by partition."""
+
+    group: str
+    stream: str
+    offsets: dict[str, int]
+
+
+class MasterKeyDocument(TypedDict):
+    """A new master key."""
+
+    key: str
+
+
+class RuleDocument(TypedDict):
+    """An access rule."""
+
+    principal: str
+    operation: str
+    kind: str
+    pattern: str
+
+
+class GrantedDocument(TypedDict):
+    """A rule that was added: principal, operation, kind, pattern."""
+
+    granted: list[str]
+
+
+class RevokedRuleDocument(TypedDict):
+    """A rule that was removed."""
+
+    revoked: list[str]
+
+
+class TokenDocument(TypedDict):
+    """A new token."""
+
+    principal: str
+    token: str
+
+
+class RevokedTokenDocument(TypedDict):
+    """The id of a token that was revoked."""
+
+    revoked: str
+
+
+class QuotaDocument(TypedDict):
+    """The limits of a principal; 0 is unlimited."""
+
+    principal: str
+    publish_bytes_per_s: int
+    read_bytes_per_s: int
+    requests_per_s: int
+    connections: int
+
+
+class RemovedDocument(TypedDict):
+    """The principal whose quota is removed."""
+
+    removed: str
+
+
+class PublishedDocument(TypedDict):
+    """Where one record is."""
+
+    stream: str
+    partition: int
+    offset: int
+    duplicate: bool
+    """Whether it was stored earlier, under the same message id."""
+
+
+class PublishedLinesDocument(TypedDict):
+    """How many records were stored."""
+
+    stream: str
+    records: int
+
+
+class RecordDocument(TypedDict, total=False):
+    """A record, with the columns asked for; what is not UTF-8 is Base64 under another name."""
+
+    partition: int
+    offset: int
+    timestamp: str
+    """ISO 8601 in UTC with nine digits."""
+    subject: str | None
+    key: str | None
+    key_base64: str
+    value: str | None
+    value_base64: str
+    headers: list[tuple[str, str]]
+    headers_base64: list[tuple[str, str]]
+
+
+class FileFinding(TypedDict):
+    """Something about a place in a file."""
+
+    position: int
+    severity: str
+    message: str
+
+
+class FileDocument(TypedDict):
+    """A file of a data directory."""
+
+    file: str
+    kind: str
+    partition: str | None
+    size_bytes: int
+    corrupt: bool
+    facts: dict[str, Any]
+    findings: list[FileFinding]
+
+
+class PieceDocument(TypedDict):
+    """A piece of a dumped file; its other fields depend on the kind of file."""
+
+    position: int
+
+
+class BenchDocument(TypedDict, total=False):
+    """A measurement; its fields depend on the benchmark."""
+
+    bench: str
+    records: int
+    value_bytes: int
+    arrow_bytes: int
+    partitions: int
+    acks: str
+    seconds: float
+    records_per_s: int
+    mib_per_s: float
+    p50_ms: float
+    p90_ms: float
+    p99_ms: float
+    max_ms: float
+
+
+class MicroBatchDocument(TypedDict):
+    """A micro-batch of a pipeline."""
+
+    query: str
+    batch: int
+    records: int
+    ms: int
+    lag: dict[str, int | None]
+    oldest_unread_ms: NotRequired[dict[str, int | None]]
+
+
+class VersionDocument(TypedDict):
+    """The version, and whether the compiled functions are used."""
+
+    version: str
+    compiled: bool
+
+
+_MOVES: Final = (ProgressDocument, DoneDocument)
+_OPEN: Final = (dict[str, Any],)
+"""A document whose fields are not fixed."""
+
+DOCUMENTS: Final[dict[str, tuple[Any, ...]]] = {
+    "serve": (ReadyDocument,),
+    "dev": (ReadyDocument, ExitedDocument),
+    "doctor": (CheckFinding,),
+    "liftbridge": (ReadyDocument,),
+    "cluster init": (InitDocument,),
+    "cluster status": (StatusDocument,),
+    "cluster add": (AdmittedDocument,),
+    "cluster drain": _MOVES,
+    "cluster undrain": _MOVES,
+    "cluster remove": _MOVES,
+    "cluster replace-disk": _MOVES,
+    "cluster reassign": _MOVES,
+    "cluster rebalance": _MOVES,
+    "cluster elect": _MOVES,
+    "cluster force-recover": (RecoveredDocument,),
+    "cluster discard-metadata": (DiscardedDocument,),
+    "stream create": (StreamInfo,),
+    "stream list": (StreamInfo,),
+    "stream info": (StreamInfo,),
+    "stream delete": (DeletedDocument,),
+    "stream add-partitions": (StreamInfo,),
+    "stream delete-records": (DeletedRecordsDocument,),
+    "group list": (GroupSummary,),
+    "group info": (GroupInfo,),
+    "group reset": (ResetDocument,),
+    "group delete": (DeletedDocument,),
+    "encryption new-key": (MasterKeyDocument,),
+    "encryption list": (KeyInfo,),
+    "encryption rotate": (KeyInfo,),
+    "acl list": (RuleDocument,),
+    "acl grant": (GrantedDocument,),
+    "acl revoke": (RevokedRuleDocument,),
+    "token create": (TokenDocument,),
+    "token list": (TokenInfo,),
+    "token revoke": (RevokedTokenDocument,),
+    "quota set": (QuotaDocument,),
+    "quota list": (QuotaInfo,),
+    "quota remove": (RemovedDocument,),
+    "publish": (PublishedDocument, PublishedLinesDocument),
+    "read": (RecordDocument,),
+    "top": (TopRound,),
+    "inspect": (FileDocument, PieceDocument),
+    "bench append": (BenchDocument,),
+    "bench read": (BenchDocument,),
+    "bench latency": (BenchDocument,),
+    "pipeline run": (MicroBatchDocument,),
+    "demo": _OPEN,
+    "schema": _OPEN,
+    "version": (VersionDocument,),
+}
+"""By command: what each line of its standard output is one of."""
+
+
+def schema_of(command: str) -> dict[str, Any]:
+    """Return the JSON Schema of a line that a command prints with ``--output json``."""
+    types = DOCUMENTS[command]
+    roots, components = msgspec.json.schema_components(types, ref_template="#/$defs/{name}")
+    root = roots[0] if len(roots) == 1 else {"anyOf": list(roots)}
+    local = {"$schema": "https://json-schema.org/draft/2020-12/schema", **root}
+    return {**local, "$defs": components} if components else local

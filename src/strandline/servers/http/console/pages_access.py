@@ -1,0 +1,117 @@
+"""The page of access control: rules, tokens and quotas."""
+
+from typing import Any, Final
+
+from strandline.errors import InvalidRequestError
+from strandline.security.acl import OPERATIONS, Rule
+from strandline.servers.http.console.texts import parse_size
+from strandline.servers.http.console.visit import ConsoleRoute, Page, Redirect, Visit
+
+NOTES: Final = {
+    "granted": "The rule was added.",
+    "revoked": "The rule was removed.",
+    "token-revoked": "The token was revoked.",
+    "quota-set": "The quota was set.",
+    "quota-removed": "The quota was removed.",
+}
+DAYS: Final = (
+    ("", "never"),
+    ("1", "1 day"),
+    ("30", "30 days"),
+    ("90", "90 days"),
+    ("365", "1 year"),
+)
+
+
+def access_page(visit: Visit) -> Page:
+    """Return the rules, the tokens and the quotas."""
+    return Page("access.html", _values(visit))
+
+
+def _values(visit: Visit) -> dict[str, Any]:
+    client = visit.client
+    rules = client.access.rules()
+    tokens = client.access.tokens()
+    quotas = client.quotas.list()
+    return {
+        "rules": rules,
+        "tokens": tokens,
+        "quotas": quotas,
+        "operations": [(each, each) for each in ("read", "publish", "group", "admin")],
+        "kinds": [(each, each) for each in OPERATIONS],
+        "days": DAYS,
+        "form": visit.form,
+        "now_ns": visit.now_ns,
+        "new_token": "",
+        "note": NOTES.get(visit.query["note"], ""),
+    }
+
+
+def grant(visit: Visit) -> Redirect:
+    """Add a rule."""
+    rule = _rule(visit)
+    visit.client.access.grant(rule.principal, rule.operation, rule.kind, rule.pattern)
+    return Redirect("/access?note=granted")
+
+
+def revoke(visit: Visit) -> Redirect:
+    """Remove a rule."""
+    rule = _rule(visit)
+    visit.client.access.revoke(rule.principal, rule.operation, rule.kind, rule.pattern)
+    return Redirect("/access?note=revoked")
+
+
+def _rule(visit: Visit) -> Rule:
+    """Return the rule in a form; the client checks it as the CLI's."""
+    form = visit.form
+    return Rule(
+        form["principal"],
+        form["operation"],  # type: ignore[arg-type]  # checked by the client
+        form["kind"],  # type: ignore[arg-type]  # checked by the client
+        form["pattern"],
+    )
+
+
+def create_token(visit: Visit) -> Page:
+    """Create a token and show it, once: the broker keeps its hash only."""
+    principal, days = visit.form["token_principal"], visit.form.number("days")
+    token = visit.client.access.create_token(principal, days=days)
+    return Page("access.html", {**_values(visit), "new_token": token, "token_of": principal})
+
+
+def revoke_token(visit: Visit) -> Redirect:
+    """Revoke a token."""
+    visit.client.access.revoke_token(visit.form["id"])
+    return Redirect("/access?note=token-revoked")
+
+
+def set_quota(visit: Visit) -> Redirect:
+    """Set the limits of a principal, replacing those it has."""
+    form = visit.form
+    if "quota_principal" not in form:
+        raise InvalidRequestError("principal: name the principal to limit")
+    sizes = {
+        name: parse_size(form[name], name.replace("_", " "))
+        for name in ("publish_bytes_per_s", "read_bytes_per_s")
+        if name in form
+    }
+    counts = {name: form.number(name) or 0 for name in ("requests_per_s", "connections")}
+    visit.client.quotas.set(form["quota_principal"], **sizes, **counts)
+    return Redirect("/access?note=quota-set")
+
+
+def remove_quota(visit: Visit) -> Redirect:
+    """Remove the limits of a principal."""
+    visit.client.quotas.remove(visit.form["quota_principal"])
+    return Redirect("/access?note=quota-removed")
+
+
+ROUTES = [
+    ConsoleRoute("GET", "/access", access_page),
+    ConsoleRoute("POST", "/access/grant", grant, access_page),
+    ConsoleRoute("POST", "/access/revoke", revoke, access_page),
+    ConsoleRoute("POST", "/access/create-token", create_token, access_page),
+    ConsoleRoute("POST", "/access/revoke-token", revoke_token, access_page),
+    ConsoleRoute("POST", "/access/set-quota", set_quota, access_page),
+    ConsoleRoute("POST", "/access/remove-quota", remove_quota, access_page),
+]

@@ -1,0 +1,233 @@
+"""The pages of consumers: groups and durable NATS consumers, their members, lag and reset."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlencode
+
+from strandline.api.groups import GroupInfo, GroupSummary
+from strandline.client.client import Client
+from strandline.errors import InvalidRequestError, NotAllowedError, UnknownGroupError
+from strandline.servers.http.console.gather import StreamRow, stream_rows
+from strandline.servers.http.console.records import places_of, places_text
+from strandline.servers.http.console.texts import parse_moment
+from strandline.servers.http.console.visit import (
+    NOT_ABOUT_A_FIELD,
+    ConsoleRoute,
+    Page,
+    Redirect,
+    Visit,
+)
+from strandline.types import PartitionName
+
+SHOWN_MAX: Final = 200
+"""Groups on the list; each takes a call."""
+NATS_PREFIX: Final = "js/"
+"""Begins the names of the groups in which durable NATS consumers are stored."""
+NOTES: Final = {"reset": "The committed offsets were set.", "deleted": "The group was deleted."}
+RESETS: Final = (
+    ("earliest", "the first record"),
+    ("latest", "the end"),
+    ("time", "a time"),
+    ("offset", "an offset"),
+)
+
+
+class GroupRow(NamedTuple):
+    """A group on the list."""
+
+    name: str
+    shown: str
+    is_nats: bool
+    members: int
+    streams: tuple[str, ...]
+    lag: int | None
+    """None: unknown."""
+    committed: int
+    """The sum of its committed offsets."""
+    error: str = ""
+
+
+class ProgressRow(NamedTuple):
+    """A group's progress in one partition."""
+
+    stream: str
+    partition: int
+    offset: int | None
+    end: int | None
+    lag: int | None
+    member: str
+
+
+def list_page(visit: Visit) -> Page:
+    """Return the groups whose name or streams contain the text that is looked for."""
+    ends = _ends(stream_rows(visit.client))
+    summaries = visit.client.groups.list()
+    wanted = visit.query["q"].lower()
+    found = [each for each in summaries if wanted in each.group.lower()]
+    rows = [_group_row(visit.client, each, ends) for each in found[:SHOWN_MAX]]
+    rates = visit.rates.observe("group", {row.name: row.committed for row in rows}, visit.now_ms)
+    values = {
+        "rows": rows,
+        "rates": rates,
+        "count": len(found),
+        "total": len(summaries),
+        "q": visit.query["q"],
+        "note": NOTES.get(visit.query["note"], ""),
+    }
+    return Page("groups.html", values)
+
+
+def _group_row(
+    client: Client, summary: GroupSummary, ends: Mapping[PartitionName, int]
+) -> GroupRow:
+    name, members = summary.group, summary.members
+    is_nats = name.startswith(NATS_PREFIX)
+    shown = name.removeprefix(NATS_PREFIX)
+    try:
+        info = client.groups.info(name)
+    except (NotAllowedError, UnknownGroupError) as error:
+        return GroupRow(name, shown, is_nats, members, (), None, 0, error.message)
+    rows = progress_rows(info, ends)
+    lags = [row.lag for row in rows if row.lag is not None]
+    streams = sorted({row.stream for row in rows})
+    committed = sum(row.offset or 0 for row in rows)
+    return GroupRow(
+        name, shown, is_nats, members, tuple(streams), sum(lags) if lags else None, committed
+    )
+
+
+def _ends(rows: Iterable[StreamRow]) -> dict[PartitionName, int]:
+    return {
+        PartitionName(row.config.name, part.partition): part.high_watermark
+        for row in rows
+        for part in row.partitions
+    }
+
+
+def progress_rows(info: GroupInfo, ends: Mapping[PartitionName, int]) -> list[ProgressRow]:
+    """Return a row for each partition that has a committed offset or a member."""
+    members = {
+        PartitionName(stream, number): member.instance or member.member
+        for member in info.members
+        for held in (member.assigned, member.revoking)
+        for stream, numbers in held.items()
+        for number in numbers
+    }
+    committed = {
+        PartitionName(stream, number): offset
+        for stream, offsets in info.positions.items()
+        for number, offset in offsets.items()
+    }
+    rows = []
+    for name in sorted({*members, *committed}):
+        offset, end = committed.get(name), ends.get(name)
+        lag = None if offset is None or end is None else max(0, end - offset)
+        rows.append(ProgressRow(*name, offset, end, lag, members.get(name, "")))
+    return rows
+
+
+def group_page(visit: Visit) -> Page:
+    """Return one group: members, progress, and the preview of a reset."""
+    name = visit.query["name"] or visit.form["name"]
+    info = visit.client.groups.info(name)
+    streams = stream_rows(visit.client)
+    rows = progress_rows(info, _ends(streams))
+    rates = visit.rates.observe("group", {name: sum(row.offset or 0 for row in rows)}, visit.now_ms)
+    lags = [row.lag for row in rows if row.lag is not None]
+    values: dict[str, Any] = {
+        "info": info,
+        "name": name,
+        "shown": name.removeprefix(NATS_PREFIX),
+        "is_nats": name.startswith(NATS_PREFIX),
+        "rows": rows,
+        "lag": sum(lags) if lags else None,
+        "rate": rates[name],
+        "streams": sorted({row.stream for row in rows}),
+        "resets": RESETS,
+        "query_fields": visit.query,
+        "preview": [],
+        "offsets": "",
+        "note": NOTES.get(visit.query["note"], ""),
+    }
+    if "stream" in visit.query:
+        values |= _preview(visit, rows)
+    return Page("group.html", values)
+
+
+def _preview(visit: Visit, rows: list[ProgressRow]) -> dict[str, Any]:
+    """Return what a reset would do; nothing is changed."""
+    try:
+        wanted = _wanted_offsets(visit)
+    except NOT_ABOUT_A_FIELD:
+        raise
+    except InvalidRequestError as error:
+        return {"problem": error.message}
+    before = {(row.stream, row.partition): row for row in rows}
+    stream = visit.query["stream"]
+    preview = []
+    for number, offset in sorted(wanted.items()):
+        row = before.get((stream, number))
+        now = row.offset if row is not None else None
+        preview.append((number, now, offset, None if now is None else offset - now))
+    return {"preview": preview, "offsets": places_text(wanted)}
+
+
+def _wanted_offsets(visit: Visit) -> dict[int, int]:
+    """Return the offset for each partition that a reset would set.
+
+    Raises:
+        InvalidRequestError: a field is not valid.
+    """
+    query, stream = visit.query, visit.query["stream"]
+    to, partition = query["to"], query.number("partition")
+    if to in ("earliest", "latest"):
+        found = visit.client.offsets(stream, to)
+    elif to == "time":
+        found = visit.client.offsets(stream, parse_moment(query["at"], visit.now_ns))
+    elif to == "offset":
+        at = query.number("at")
+        if at is None or partition is None:
+            raise InvalidRequestError("an offset applies to one partition: give both")
+        found = {partition: at}
+    else:
+        raise InvalidRequestError(f"to: {to!r} is none of earliest, latest, time and offset")
+    if partition is not None:
+        found = {number: offset for number, offset in found.items() if number == partition}
+        if not found:
+            raise InvalidRequestError(f"stream {stream!r} has no partition {partition}")
+    return found
+
+
+def reset(visit: Visit) -> Redirect:
+    """Set the committed offsets that a preview has shown."""
+    form = visit.form
+    name, stream = form["name"], form["stream"]
+    offsets = places_of(form["offsets"])
+    if not offsets:
+        raise InvalidRequestError("offsets: there is nothing to set")
+    ends = visit.client.offsets(stream)
+    for number, offset in offsets.items():
+        if offset > ends.get(number, -1):
+            raise InvalidRequestError(
+                f"offset {offset} is beyond the end of {stream}/{number}; make the preview again"
+            )
+    visit.client.groups.commit(
+        name, {PartitionName(stream, number): offset for number, offset in offsets.items()}
+    )
+    return Redirect(f"/group?{urlencode({'name': name, 'note': 'reset'})}")
+
+
+def delete(visit: Visit) -> Redirect:
+    """Delete a group without members."""
+    if "confirmed" not in visit.form:
+        raise InvalidRequestError("tick the box to confirm that the group is to be deleted")
+    visit.client.groups.delete(visit.form["name"])
+    return Redirect("/groups?note=deleted")
+
+
+ROUTES = [
+    ConsoleRoute("GET", "/groups", list_page),
+    ConsoleRoute("GET", "/group", group_page),
+    ConsoleRoute("POST", "/group/reset", reset, group_page),
+    ConsoleRoute("POST", "/group/delete", delete, group_page),
+]

@@ -1,0 +1,232 @@
+"""Atomic batches of JetStream's publishers: up to 1,000 messages that are stored all or not at all.
+
+    header                meaning
+    Nats-Batch-Id         the batch's name, of 64 characters at most
+    Nats-Batch-Sequence   1, 2, 3 and so on in the batch
+    Nats-Batch-Commit     1: the last one, store them; eob: store those before this one
+
+Rules: messages wait in the leader's memory, and are lost with it or when none comes for ten
+seconds. A message with a reply subject is answered, with nothing while the batch is open. The first
+error ends the batch. All of its messages belong to one partition. The headers stay in the records.
+"""
+
+import asyncio
+from typing import Final, NamedTuple, cast
+
+import msgspec
+
+from strandline.broker.routing import PartitionPort
+from strandline.broker.write_path.atomic import TogetherRecord
+from strandline.errors import StrandlineError
+from strandline.record.codec import Headers
+from strandline.servers.nats.replies import ReplySink, error_body, is_left_to_others
+from strandline.types import Offset, PartitionName
+
+ID_HEADER: Final = "Nats-Batch-Id"
+SEQUENCE_HEADER: Final = "Nats-Batch-Sequence"
+COMMIT_HEADER: Final = "Nats-Batch-Commit"
+LEVEL_HEADER: Final = "Nats-Required-Api-Level"
+LEVEL_MAX: Final = 2
+COMMIT: Final = b"1"
+END: Final = b"eob"
+ID_CHARACTERS_MAX: Final = 64
+MESSAGES_MAX: Final = 1_000
+OPEN_MAX: Final = 50
+"""Open batches of a stream."""
+OPEN_MAX_OF_ALL: Final = 1_000
+BYTES_MAX: Final = 256 << 20
+"""Of all open batches."""
+MESSAGE_OVERHEAD_BYTES: Final = 256
+TIMEOUT_S: Final = 10.0
+DIGITS_MAX: Final = 9
+
+
+class BatchError(Exception):
+    """The end of a batch, with nats-server's error."""
+
+    def __init__(self, err_code: int, description: str, code: int = 400) -> None:
+        super().__init__(description)
+        self.body = {"code": code, "err_code": err_code, "description": description}
+
+
+def _incomplete() -> BatchError:
+    return BatchError(10176, "atomic publish batch is incomplete")
+
+
+class BatchMessage(NamedTuple):
+    """A message of a batch."""
+
+    stream: str
+    partition: PartitionPort
+    record: TogetherRecord
+    unsupported: str
+    """A header that batches do not support; empty: it has none."""
+
+    @property
+    def batch_id(self) -> str:
+        """The batch's name."""
+        return self._header(ID_HEADER).decode(errors="replace")
+
+    @property
+    def size(self) -> int:
+        """About how much memory it takes."""
+        headers = sum(len(name) + len(value) for name, value in self.record.headers or ())
+        return len(self.record.value or b"") + headers + MESSAGE_OVERHEAD_BYTES
+
+    @property
+    def commit(self) -> bytes:
+        """Whether the batch ends with it, and how; empty: it does not."""
+        return self._header(COMMIT_HEADER)
+
+    def sequence(self) -> int:
+        """Return its number in the batch.
+
+        Raises:
+            BatchError: it has none, or the message cannot be one of a batch.
+        """
+        if not 0 < len(self.batch_id) <= ID_CHARACTERS_MAX:
+            raise BatchError(10179, "atomic publish batch ID is invalid")
+        level = self._header(LEVEL_HEADER) or b"0"
+        if not level.isdigit() or len(level) > DIGITS_MAX or int(level) > LEVEL_MAX:
+            raise BatchError(10185, "JetStream minimum api level required", 412)
+        text = self._header(SEQUENCE_HEADER)
+        if not text.isdigit() or len(text) > DIGITS_MAX:
+            raise BatchError(10175, "atomic publish sequence is missing")
+        if self.commit not in (b"", COMMIT, END):
+            raise BatchError(10200, "atomic publish batch commit is invalid")
+        if self.unsupported:
+            raise BatchError(10177, f"atomic publish unsupported header used: {self.unsupported}")
+        return int(text)
+
+    def _header(self, wanted: str) -> bytes:
+        return next((value for name, value in self.record.headers or () if name == wanted), b"")
+
+
+class _OpenBatch:
+    """A batch that is not committed yet."""
+
+    def __init__(self, partition: PartitionPort) -> None:
+        self.partition = partition
+        self.epoch = partition.leader_epoch
+        self.records: list[TogetherRecord] = []
+        self.size = 0
+        self.touched_s = 0.0
+
+
+class AtomicBatches:
+    """The open batches of a broker."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, str], _OpenBatch] = {}
+        self._size = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def take(self, message: BatchMessage, reply: bytes | None, sink: ReplySink) -> None:
+        """Handle a message of a batch; this broker leads its partition.
+
+        Args:
+            message: the message.
+            reply: its reply subject, or None.
+            sink: receives the answers.
+        """
+        key = message.stream, message.batch_id
+        try:
+            self._add(key, message)
+        except BatchError as error:
+            self._drop(key)
+            if reply is not None:
+                sink.deliver(reply, _error(message.stream, error.body))
+            return
+        if message.commit:
+            batch = self._open[key]
+            self._drop(key)
+            answer = _Answer(sink, message.stream, message.batch_id, len(batch.records))
+            batch.partition.append_together(batch.records, ack_sink=answer, token=reply)
+        elif reply is not None:
+            sink.deliver(reply, b"")
+
+    def _add(self, key: tuple[str, str], message: BatchMessage) -> None:
+        """Add a message to its batch.
+
+        Raises:
+            BatchError: it cannot be.
+        """
+        sequence, is_end = message.sequence(), message.commit == END
+        if sequence == 1 and not is_end:
+            self._drop(key)
+            self._begin(key, message.partition)
+        batch = self._open.get(key)
+        if batch is None or sequence != len(batch.records) + 1:
+            raise _incomplete()
+        if batch.partition is not message.partition:
+            raise BatchError(10052, "the messages of a batch belong to one partition", 500)
+        if batch.epoch != batch.partition.leader_epoch:
+            raise _incomplete()  # another broker has led meanwhile
+        if is_end:
+            last = batch.records[-1]
+            headers: Headers = [*(last.headers or ()), (COMMIT_HEADER, COMMIT)]
+            batch.records[-1] = last._replace(headers=headers)
+            return
+        if sequence > MESSAGES_MAX:
+            raise BatchError(10199, f"atomic publish batch is too large: {MESSAGES_MAX}")
+        if self._size + message.size > BYTES_MAX:
+            raise BatchError(10210, "too many bytes of open atomic publish batches", 429)
+        batch.records.append(message.record)
+        batch.size += message.size
+        self._size += message.size
+        batch.touched_s = asyncio.get_running_loop().time()
+
+    def _begin(self, key: tuple[str, str], partition: PartitionPort) -> None:
+        of_stream = sum(stream == key[0] for stream, _ in self._open)
+        if of_stream >= OPEN_MAX or len(self._open) >= OPEN_MAX_OF_ALL:
+            raise BatchError(10210, "too many inflight atomic publish batches", 429)
+        self._open[key] = _OpenBatch(partition)
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(TIMEOUT_S, self._expire)
+
+    def _drop(self, key: tuple[str, str]) -> None:
+        """Forget a batch, if it is there."""
+        batch = self._open.pop(key, None)
+        if batch is not None:
+            self._size -= batch.size
+
+    def _expire(self) -> None:
+        """Drop batches that have waited for too long."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() - TIMEOUT_S
+        for key in [key for key, batch in self._open.items() if batch.touched_s <= until_s]:
+            self._drop(key)
+        self._timer = loop.call_later(TIMEOUT_S / 2, self._expire) if self._open else None
+
+
+class _Answer:
+    """The ack sink of a committed batch; its token is the reply subject."""
+
+    def __init__(self, sink: ReplySink, stream: str, batch_id: str, count: int) -> None:
+        self._sink = sink
+        self._stream = stream
+        self._batch_id = batch_id
+        self._count = count
+
+    def acked(
+        self, token: object, partition: PartitionName, offset: Offset, *, duplicate: bool
+    ) -> None:
+        """Answer that the batch is stored."""
+        assert not duplicate, "a repeated batch is rejected"
+        if token is None:
+            return
+        answer: dict[str, object] = {"stream": self._stream, "seq": offset + self._count}
+        if partition.partition:
+            answer["partition"] = partition.partition
+        answer |= {"batch": self._batch_id, "count": self._count}
+        self._sink.deliver(cast("bytes", token), msgspec.json.encode(answer))
+
+    def rejected(self, token: object, error: StrandlineError) -> None:
+        """Answer that nothing of it is stored."""
+        if token is not None and not is_left_to_others(error, self._sink):
+            self._sink.deliver(cast("bytes", token), _error(self._stream, error_body(error)))
+
+
+def _error(stream: str, body: dict[str, object]) -> bytes:
+    return msgspec.json.encode({"error": body, "stream": stream, "seq": 0})

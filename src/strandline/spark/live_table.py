@@ -1,0 +1,225 @@
+"""A table that a stream is loaded into, together with the records that are not loaded yet.
+
+    import strandline
+    orders = strandline.table("orders", table="lake/orders")
+    polars.DataFrame(orders)                       # or duckdb.sql("SELECT count(*) FROM orders")
+
+Rules: the table and its committed offsets are read first and from one commit, the log from there
+on; a commit that comes later changes neither, so that no record is missing and none is there twice.
+Must not know Spark.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from strandline.errors import InvalidConfigError, InvalidRecordError
+from strandline.spark.arrow import SparkCast
+from strandline.spark.connection import read_rows, stream_state
+from strandline.spark.decode import (
+    RECORD_COLUMNS,
+    RECORD_PREFIX,
+    RECORD_SCHEMA,
+    record_columns,
+    value_decoder,
+)
+from strandline.spark.options import ReadOptions, TableFormat, ValueFormat
+from strandline.spark.planning import (
+    OffsetRange,
+    StreamExtent,
+    available_end,
+    plan_ranges,
+    starting_offsets,
+)
+from strandline.spark.table_log import TableState, decode_schema, refuse_other_stream
+from strandline.spark.table_open import existing_store
+from strandline.spark.table_store import Loaded, TableStore
+
+Decode = Callable[[pa.RecordBatch], pa.RecordBatch]
+
+
+@dataclass(frozen=True)
+class LiveTable:
+    """Rows of a table as it was committed, and of the log from there to its end at that moment.
+
+    Reading it again gives the same rows; ``strandline.table`` again gives newer ones. Polars,
+    DuckDB and pyarrow take it where they take Arrow data (``__arrow_c_stream__``).
+    """
+
+    schema: pa.Schema
+    tail: list[OffsetRange]
+    """What is read from the log."""
+    _store: TableStore
+    _loaded: Loaded
+    _options: ReadOptions
+    _identity: str
+    _records: pa.Schema
+    _decode: Decode | None
+
+    def reader(self) -> pa.RecordBatchReader:
+        """Return a reader of all rows, first the table's, then the log's; reads as it is consumed.
+
+        Its errors, in reading: ``DataLossError`` if records were deleted before they were loaded,
+        ``InvalidRecordError`` for a value that cannot be decoded, ``UnavailableError``.
+        """
+        return pa.RecordBatchReader.from_batches(self.schema, self._batches())
+
+    def to_table(self) -> pa.Table:
+        """Return all rows."""
+        return self.reader().read_all()
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """Return all rows as an Arrow C stream."""
+        return self.reader().__arrow_c_stream__(requested_schema)
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        if self._loaded.state is not None:
+            yield from map(SparkCast(self.schema), self._store.scan(self._loaded))
+        for wanted in self.tail:
+            rows = read_rows(self._options, wanted, self._records, identity=self._identity)
+            yield from rows if self._decode is None else map(self._decode, rows)
+
+
+def table(
+    stream: str,
+    *,
+    table: str,
+    server: str = "127.0.0.1:9293",
+    table_format: TableFormat = "parquet",
+    catalog: Mapping[str, str] | None = None,
+    values: ValueFormat = "raw",
+    avro_schema: str | None = None,
+    avro_writer_schema: str | None = None,
+    skip_invalid: bool = False,
+) -> LiveTable:
+    """Return a table that a stream is loaded into, with the records that are not loaded yet.
+
+    Args:
+        stream: its name.
+        table: the table's directory, or ``namespace.table`` of an Iceberg table, as in ``into`` of
+            the load.
+        server: the broker's Flight address; in a cluster several, separated by commas.
+        table_format: ``parquet``, ``delta`` or ``iceberg``.
+        catalog: properties of the Iceberg catalog.
+        values: how the load decodes values: ``raw``, ``json``, ``avro`` or ``arrow``.
+        avro_schema: for Avro, as the load's ``schema``.
+        avro_writer_schema: for Avro, as the load's ``writer_schema``.
+        skip_invalid: leave out values that cannot be decoded, as a load with dead letters does.
+
+    Raises:
+        InvalidConfigError: the table's columns are not those of such a load, or nothing is
+            committed yet from which the columns of values could be known.
+        InvalidRequestError: the table holds another stream's records.
+        DataLossError: records were deleted before they were loaded.
+        UnknownStreamError: there is no such stream.
+        UnavailableError: the broker could not be reached in time.
+    """
+    store = existing_store(table, table_format=table_format, catalog=catalog)
+    # The table before the log: what is committed in between is read from the log, and not from the
+    # table, whose files are those of the loaded commit.
+    loaded = store.load()
+    options = ReadOptions(server=server, stream=stream)
+    extent = stream_state(options)
+    schema = _schema(loaded.state, table, values=values)
+    if loaded.state is not None:
+        refuse_other_stream(loaded.state, extent.identity)
+    decode, records = None, schema
+    if values != "raw":
+        records = _record_schema(schema)
+        decode = _decoder(
+            schema,
+            values,
+            skip_invalid=skip_invalid,
+            avro_schema=avro_schema,
+            avro_writer_schema=avro_writer_schema,
+        )
+    return LiveTable(
+        schema=schema,
+        tail=_tail(options, extent, loaded.state),
+        _store=store,
+        _loaded=loaded,
+        _options=options,
+        _identity=extent.identity,
+        _records=records,
+        _decode=decode,
+    )
+
+
+def _tail(
+    options: ReadOptions, extent: StreamExtent, state: TableState | None
+) -> list[OffsetRange]:
+    """Return what is not in the table; a partition without an offset begins at its log start."""
+    committed = dict(state.offsets) if state is not None else {}
+    start = starting_offsets(extent.partitions, options) | committed
+    return plan_ranges(start, available_end(extent.partitions, options, start=start), options)
+
+
+def _schema(state: TableState | None, table: str, *, values: ValueFormat) -> pa.Schema:
+    """Return the columns of the rows.
+
+    Raises:
+        InvalidConfigError: they are not those of records, or of values decoded by a load.
+    """
+    if state is None:
+        if values != "raw":
+            raise InvalidConfigError(
+                f"nothing is committed to {table} yet, so the columns of its values are not known; "
+                "wait for the first commit of its load"
+            )
+        return RECORD_SCHEMA
+    schema = decode_schema(state.arrow_schema)
+    if not state.tracks_offsets:
+        raise InvalidConfigError(
+            f"the rows of {table} are not records of a stream with their offsets, so where the log "
+            "goes on is not known; read the table alone"
+        )
+    if (f"{RECORD_PREFIX}offset" in schema.names) != (values != "raw"):
+        columns = ", ".join(schema.names)
+        raise InvalidConfigError(
+            f"values={values!r} does not fit {table} with the columns {columns}: give the "
+            "'values' of the load that writes it"
+        )
+    own = {*RECORD_SCHEMA.names, "stream"}
+    foreign = [name for name in schema.names if values == "raw" and name not in own]
+    if foreign:
+        raise InvalidConfigError(
+            f"{table} has the column {foreign[0]!r}, which a query computed and the log does not "
+            "have; read the table alone"
+        )
+    return schema
+
+
+def _record_schema(schema: pa.Schema) -> pa.Schema:
+    """Return the columns of records that a table of decoded values needs."""
+    wanted = {"value", *(name.removeprefix(RECORD_PREFIX) for name in _own(schema))}
+    return pa.schema([field for field in RECORD_SCHEMA if field.name in wanted])
+
+
+def _own(schema: pa.Schema) -> list[str]:
+    """Return the columns of a table of decoded values that are the record's own."""
+    own = {f"{RECORD_PREFIX}{name}" for name in RECORD_COLUMNS}
+    return [name for name in schema.names if name in own]
+
+
+def _decoder(
+    schema: pa.Schema, values: ValueFormat, *, skip_invalid: bool, **avro: str | None
+) -> Decode:
+    """Return the function that makes rows of a table of a batch of records."""
+    own = _own(schema)
+    columns = pa.schema([field for field in schema if field.name not in own])
+    decode_values = value_decoder(values, columns, **avro)
+
+    def decode(batch: pa.RecordBatch) -> pa.RecordBatch:
+        decoded = decode_values(batch.column("value"))
+        if decoded.bad and not skip_invalid:
+            place, reason = decoded.bad[0]
+            raise InvalidRecordError(
+                f"the value at offset {batch.column('offset')[place]} is not {values}: {reason}; "
+                "give skip_invalid=True to leave such values out, as dead letters are"
+            )
+        named = dict(record_columns(batch, decoded.sources))
+        arrays = [named[name] for name in own] + decoded.rows.flatten()
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    return decode

@@ -1,0 +1,296 @@
+"""``engine: local``: a load run by this process, without Java.
+
+Rules: it stages and commits as the Spark sink does, through the same code, under transactions of
+its own, so that either engine continues where the other stopped: the table's offsets say where. A
+batch is planned in a small file beside Spark's checkpoints before it is staged: after a crash the
+same batch is repeated, so that its dead letters are published once, and positions that no record of
+the table shows (deleted or compacted records, a start at the latest) are kept. Must not know YAML
+or the command line.
+"""
+
+import contextlib
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from strandline.errors import UNDECODABLE, InvalidConfigError, InvalidRecordError
+from strandline.spark.connection import read_rows, stream_state, wait_for_records
+from strandline.spark.options import parse_read_options, parse_table_options
+from strandline.spark.pipelines.config import LoadPipeline
+from strandline.spark.pipelines.load import (
+    LOCAL_TXN_ID,
+    PreparedLoad,
+    check_load,
+    first_offsets,
+    prepare_load,
+)
+from strandline.spark.pipelines.queries import Report
+from strandline.spark.pipelines.unread import oldest_unread_ms
+from strandline.spark.planning import (
+    OffsetRange,
+    Offsets,
+    StreamExtent,
+    available_end,
+    limit_bytes,
+    plan_ranges,
+    starting_offsets,
+    waiting_bytes,
+    with_added,
+)
+from strandline.spark.progress import QueryProgress
+from strandline.spark.source import StrandlineSource
+from strandline.spark.table_io import StagedFiles, TableCommitter
+from strandline.spark.table_log import TableState
+from strandline.spark.table_store import local_path, make_directory, replace_durably
+from strandline.types import PartitionName
+
+logger = logging.getLogger(__name__)
+
+_PAUSE_S = 0.5
+_BEGUN = -1
+"""The number of a plan that says where a load begins, and plans no batch."""
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The batch being loaded, or the last one."""
+
+    txn_id: str
+    """The transaction of all batches of this load."""
+    identity: str
+    """Of the stream."""
+    batch: int
+    start: dict[int, int]
+    end: dict[int, int]
+    done: bool = False
+    """Whether it was committed without rows, which no table shows."""
+
+
+class Stopped(Exception):  # noqa: N818 - not an error: the user asked for it
+    """The load is to end before its batch is complete."""
+
+
+def run_local(
+    config: LoadPipeline, *, report: Report | None = None, stop: threading.Event | None = None
+) -> None:
+    """Run a load to its end: ``available_now`` ends by itself, ``continuous`` by an error.
+
+    Args:
+        config: of the load.
+        report: called with a line per batch.
+        stop: set to end the load; the running batch is abandoned.
+
+    Raises:
+        StrandlineError: the description does not fit the streams or tables, or a batch cannot be
+            committed; run it again once the cause is resolved, and it resumes where it stopped.
+    """
+    check_load(config)
+    stop = stop or threading.Event()
+    loads = [LocalLoad(config, prepare_load(config, each), stop) for each in config.streams]
+    with contextlib.suppress(Stopped):
+        while not stop.is_set():
+            began_s = time.monotonic()
+            moved = [load.step(report) for load in loads]
+            if config.trigger == "available_now":
+                if not any(moved):
+                    return
+            elif any(moved):
+                stop.wait(max(0.0, config.interval_ms / 1000 - (time.monotonic() - began_s)))
+            else:
+                beyond: Offsets = {p: at for load in loads for p, at in load.position.items()}
+                wait_for_records(loads[0].options, beyond)
+    logger.info("stopped; the reported batches are committed; run it again to continue")
+
+
+class LocalLoad:
+    """The load of one stream.
+
+    Args:
+        config: of the pipeline.
+        load: of the stream.
+        stop: set to abandon the running batch.
+    """
+
+    def __init__(self, config: LoadPipeline, load: PreparedLoad, stop: threading.Event) -> None:
+        self._config = config
+        self._name = load.name
+        self._stop = stop
+        read = {
+            "server": config.server,
+            "stream": load.stream,
+            "startingOffsets": first_offsets(load.state) or config.starting_offsets,
+            "failOnDataLoss": str(config.fail_on_data_loss),
+            "group": config.group or load.name,
+        }
+        self.options = parse_read_options(read, streaming=True)
+        schema = StrandlineSource(read).schema()
+        self._records = to_arrow_schema(schema, timezone="UTC")
+        table = parse_table_options(load.options | {"path": load.path})
+        self._table = TableCommitter(table, schema)
+        self._progress = QueryProgress(self.options)
+        self._checkpoint = local_path(config.checkpoint) / f"{load.stream}.local.json"
+        extent = stream_state(self.options)
+        self._identity = extent.identity
+        self._plan = self._begin(extent)
+        self._final = {each.partition: each.high_watermark for each in extent.partitions}
+        self._waiting_since: float | None = None
+        self.position: dict[PartitionName, int] = {}
+        """The next offset of each partition to load."""
+
+    def step(self, report: Report | None) -> bool:
+        """Load the next batch; return whether there was one."""
+        began_s = time.monotonic()
+        extent = stream_state(self.options)
+        state = self._table.store.load().state
+        plan = self._next(extent, state)
+        if plan is None:
+            return False
+        rows = self._load(plan)
+        self._progress.reached(_keyed(plan.end))
+        if report is not None:
+            report(self._line(plan, rows, ms=int((time.monotonic() - began_s) * 1000)))
+        return True
+
+    def _begin(self, extent: StreamExtent) -> Plan:
+        """Return the last plan, or where a new load begins, made durable."""
+        found = _read_plan(self._checkpoint)
+        if found is not None:
+            if found.identity != extent.identity:
+                raise InvalidConfigError(
+                    f"{self._checkpoint} belongs to stream {found.identity}, and the broker has "
+                    f"{extent.identity}: load into another table, with a new checkpoint"
+                )
+            return found
+        start = starting_offsets(extent.partitions, self.options)
+        begun = Plan(
+            txn_id=f"{LOCAL_TXN_ID}-{uuid.uuid4().hex}",
+            identity=extent.identity,
+            batch=_BEGUN,
+            start=_numbers(start),
+            end=_numbers(start),
+        )
+        return self._note(begun)
+
+    def _next(self, extent: StreamExtent, state: TableState | None) -> Plan | None:
+        """Return the plan of the next batch, made durable; None: nothing is to be loaded yet."""
+        plan = self._plan
+        last = state.transactions.get(plan.txn_id) if state is not None else None
+        number = _BEGUN if last is None else last.batch
+        is_open = plan.batch > number and not plan.done
+        start = with_added(_keyed(plan.start if is_open else plan.end), extent.partitions)
+        for partition, offset in (state.offsets if state is not None else {}).items():
+            start[partition] = max(offset, start.get(partition, 0))
+        self.position = {self.options.place(p): offset for p, offset in start.items()}
+        if is_open and (state is None or start == plan.start):
+            return plan
+        end = available_end(extent.partitions, self.options, start=start)
+        if self._config.trigger == "available_now":
+            end = {
+                p: max(start[p], min(offset, self._final.get(p, 0))) for p, offset in end.items()
+            }
+        if end == start or self._is_too_little(start, end, extent):
+            return None
+        bytes_max = self._config.batch_bytes_max or self._config.file_bytes
+        end = limit_bytes(start, end, bytes_max=bytes_max, states=extent.partitions)
+        batch = max(number, plan.batch) + 1
+        return self._note(
+            msgspec.structs.replace(
+                plan, batch=batch, start=_numbers(start), end=_numbers(end), done=False
+            )
+        )
+
+    def _is_too_little(self, start: Offsets, end: Offsets, extent: StreamExtent) -> bool:
+        """Return whether a continuous load waits for more, so that it makes no small files."""
+        bytes_min = self._config.batch_bytes_min
+        if bytes_min is None or self._config.trigger == "available_now":
+            return False
+        now = time.monotonic()
+        self._waiting_since = self._waiting_since or now
+        is_late = (now - self._waiting_since) * 1000 >= self._config.batch_delay_ms_max
+        if is_late or waiting_bytes(start, end, states=extent.partitions) >= bytes_min:
+            self._waiting_since = None
+            return False
+        self._stop.wait(_PAUSE_S)
+        return True
+
+    def _load(self, plan: Plan) -> int:
+        """Stage and commit a batch; return its records."""
+        staged: list[StagedFiles] = []
+        try:
+            for wanted in plan_ranges(_keyed(plan.start), _keyed(plan.end), self.options):
+                rows = self._until_stopped(wanted)
+                staged.append(self._table.stage(rows, txn_id=plan.txn_id, batch=plan.batch))
+        except BaseException:
+            for each in staged:
+                self._table.store.discard([file.staged for file in each.rows.files])
+            raise
+        self._table.commit(staged)
+        records = sum(found.rows for each in staged for found in each.rows.ranges.values())
+        if not records:
+            self._note(msgspec.structs.replace(plan, done=True))
+        return records
+
+    def _until_stopped(self, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
+        for batch in read_rows(self.options, wanted, self._records, identity=self._identity):
+            if self._stop.is_set():
+                raise Stopped
+            yield batch
+
+    def _note(self, plan: Plan) -> Plan:
+        """Make a plan durable, and return it."""
+        make_directory(self._checkpoint.parent)
+        replace_durably(self._checkpoint, msgspec.json.encode(plan))
+        self._plan = plan
+        return plan
+
+    def _line(self, plan: Plan, records: int, *, ms: int) -> dict[str, Any]:
+        reached = {self.options.place(p): end for p, end in plan.end.items()}
+        lag = {
+            place: max(0, each.high_watermark - reached[place])
+            for each in stream_state(self.options).partitions
+            if (place := self.options.place(each.partition)) in reached
+        }
+        unread: dict[tuple[str, int], int] = {p: reached[p] for p, behind in lag.items() if behind}
+        return {
+            "event": "batch",
+            "query": self._name,
+            "batch": plan.batch,
+            "records": records,
+            "lag": {str(place): behind for place, behind in lag.items()},
+            "ms": ms,
+            "oldest_unread_ms": oldest_unread_ms(self.options.server, unread),
+        }
+
+
+def _keyed(numbers: dict[int, int]) -> Offsets:
+    """Return a plan's offsets as those of a read."""
+    return {partition: offset for partition, offset in numbers.items()}  # noqa: C416 - other types
+
+
+def _numbers(offsets: Offsets) -> dict[int, int]:
+    """Return the offsets of a read of one stream."""
+    return {int(partition): offset for partition, offset in offsets.items()}  # type: ignore[arg-type]  # not names
+
+
+def _read_plan(path: Path) -> Plan | None:
+    """Read a plan; None: there is none.
+
+    Raises:
+        InvalidRecordError: it is corrupt.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Plan)
+    except FileNotFoundError:
+        return None
+    except UNDECODABLE as error:
+        raise InvalidRecordError(
+            f"{path} is not the plan of a load: {error}; delete it, and the load begins at the "
+            "table's offsets"
+        ) from error

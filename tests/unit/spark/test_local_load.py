@@ -1,0 +1,328 @@
+"""``engine: local``: loads by this process, without Java, each record once."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import yaml
+from pyspark import SparkContext
+
+import strandline
+from strandline.errors import (
+    DataLossError,
+    InvalidConfigError,
+    InvalidRecordError,
+    InvalidRequestError,
+)
+from strandline.spark.connection import forget_client
+from strandline.spark.ddl import parse_ddl
+from strandline.spark.pipelines.config import decode_pipeline
+from strandline.spark.pipelines.local import run_local
+from strandline.spark.pipelines.run import start_pipeline
+from strandline.spark.table import table_summary
+from strandline.spark.table_open import existing_store
+from strandline.testing import Server
+
+FORMATS = ("parquet", "delta", "iceberg")
+
+
+@pytest.fixture
+def log(tmp_path):
+    """A broker with the streams ``orders`` of two partitions and ``bad``."""
+    with Server() as url, strandline.connect(url) as client:
+        client.create_stream("orders", partitions=2)
+        client.create_stream("bad")
+        yield Log(str(url), client, tmp_path)
+        forget_client(str(url))
+
+
+class Log:
+    """A broker, and a load of its stream ``orders`` into JSON columns."""
+
+    def __init__(self, url, client, directory):
+        self.client = client
+        self.directory = directory
+        (directory / "warehouse").mkdir()
+        self.catalog = {
+            "type": "sql",
+            "uri": f"sqlite:///{directory}/catalog.db",
+            "warehouse": f"file://{directory}/warehouse",
+        }
+        self.config = {
+            "kind": "load",
+            "engine": "local",
+            "server": url,
+            "streams": ["orders"],
+            "into": str(directory / "{stream}"),
+            "values": "json",
+            "schema": "id BIGINT",
+            "dead_letters": "bad",
+            "checkpoint": str(directory / "checkpoint"),
+        }
+
+    def use(self, table_format):
+        self.config["format"] = table_format
+        if table_format == "iceberg":
+            self.config |= {"into": "lake.orders", "catalog": self.catalog}
+
+    def append(self, numbers, bad=()):
+        for partition in (0, 1):
+            mine = [n for n in numbers if n % 2 == partition]
+            values = [b"oops %d" % n if n in bad else b'{"id": %d}' % n for n in mine]
+            table = pa.table({"value": pa.array(values, pa.binary())})
+            self.client.append_batch("orders", table, partition=partition)
+
+    def run(self, **changes):
+        lines = []
+        run_local(decode_pipeline(self.config | changes), report=lines.append)
+        return lines
+
+    def state(self):
+        path = self.config["into"].replace("{stream}", "orders")
+        where = {"table_format": self.config.get("format", "parquet")}
+        store = existing_store(path, catalog=self.config.get("catalog"), **where)
+        return store, store.load()
+
+    def ids(self):
+        store, loaded = self.state()
+        batches = [each.select(["id"]) for each in store.scan(loaded)]
+        return sorted(n for batch in batches for n in batch.column("id").to_pylist())
+
+    def letters(self):
+        return sorted(self.client.read("bad").read_all().column("value").to_pylist())
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_a_local_load_takes_each_record_once(log, table_format):
+    """Run after run only what is new is added; a lost checkpoint changes nothing; Java is not
+    started.
+    """
+    log.use(table_format)
+    log.append(range(100), bad={7, 8})
+    [first] = log.run()
+    assert (first["batch"], first["records"], first["lag"]) == (
+        0,
+        100,
+        {"orders/0": 0, "orders/1": 0},
+    )
+    assert log.run() == []
+    log.append(range(100, 150), bad={101})
+    log.run(checkpoint=str(log.directory / "another"))
+    assert log.ids() == [n for n in range(150) if n not in (7, 8, 101)]
+    assert log.letters() == [b"oops 101", b"oops 7", b"oops 8"]
+    assert SparkContext._gateway is None
+    name = f"load orders into {log.config['into'].replace('{stream}', 'orders')}"
+    assert log.client.groups.committed_offsets(name) == {("orders", 0): 75, ("orders", 1): 75}
+
+
+def test_batches_are_bounded_and_end_where_the_stream_ended(log):
+    """``batch_bytes_max`` limits one, and ``available_now`` ends at the end it found."""
+    log.append(range(1000))
+    lines = log.run(batch_bytes_max=10_000)
+    assert len(lines) > 2
+    assert sum(line["records"] for line in lines) == 1000
+    assert lines[0]["oldest_unread_ms"].keys() == {"orders/0", "orders/1"}
+    assert log.ids() == list(range(1000))
+
+
+def test_a_start_at_the_latest_is_kept_over_restarts(log):
+    """A load that was stopped before its first record misses none of those that came since."""
+    log.append(range(10))
+    assert log.run(starting_offsets="latest") == []
+    log.append(range(10, 14))
+    log.run(starting_offsets="latest")
+    assert log.ids() == [10, 11, 12, 13]
+
+
+def test_records_that_are_not_there_do_not_hold_a_load_up(log):
+    """Offsets of aborted transactions alone make a batch without rows, which is not repeated."""
+    log.append(range(4))
+    log.run()
+    for _ in range(2):
+        with log.client.transaction("t") as transaction:
+            transaction.append("orders", b"{}", partition=0)
+            transaction.abort()
+    log.run()
+    assert log.run() == []
+    log.append(range(4, 8))
+    log.run()
+    assert log.ids() == list(range(8))
+
+
+def test_a_continuous_load_follows_until_it_is_stopped(log):
+    """New records are committed as they come."""
+    stop = threading.Event()
+    config = decode_pipeline(log.config | {"trigger": "continuous"})
+    failures = []
+
+    def load():
+        try:
+            run_local(config, stop=stop)
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    thread = threading.Thread(target=load)
+    thread.start()
+    try:
+        for start in range(0, 30, 10):
+            log.append(range(start, start + 10))
+            wait_until(lambda n=start: log.state()[1].state and len(log.ids()) == n + 10)
+    finally:
+        stop.set()
+        thread.join(60)
+    assert not failures
+    assert not thread.is_alive()
+
+
+def wait_until(is_so, timeout_s=60):
+    deadline = time.monotonic() + timeout_s
+    while not is_so():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.05)
+
+
+def test_a_killed_load_takes_each_record_once(log):
+    """Killed at random moments by SIGKILL: rows and dead letters are there once."""
+    file = log.directory / "load.yaml"
+    file.write_text(yaml.safe_dump(log.config | {"trigger": "continuous", "batch_bytes_max": 2000}))
+    command = [sys.executable, "-m", "strandline.cli", "pipeline", "run", str(file)]
+    source = str(Path(strandline.__file__).parents[1])
+    rng, appended, kills = random.Random(3), 0, 0
+    while kills < 3:
+        with subprocess.Popen(
+            [*command, "--output", "json"],
+            stdout=subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": source},
+            start_new_session=True,
+        ) as process:
+            try:
+                new = range(appended, appended + 400)
+                log.append(new, bad={n for n in new if n % 50 == 0})
+                appended += 400
+                assert process.stdout.readline(), "it ended by itself"
+                time.sleep(rng.random() * 0.2)
+            finally:
+                os.kill(process.pid, signal.SIGKILL)
+        kills += 1
+    log.run()
+    assert log.ids() == [n for n in range(appended) if n % 50]
+    assert log.letters() == sorted(b"oops %d" % n for n in range(0, appended, 50))
+
+
+def test_a_batch_that_was_planned_is_repeated_as_planned(log, monkeypatch):
+    """After a crash between dead letters and commit, newer records wait for the next batch."""
+    from strandline.spark import table_io
+
+    log.append(range(10), bad={3})
+    with monkeypatch.context() as patch:
+
+        def crash(*args, **kwargs):
+            raise KeyboardInterrupt
+
+        patch.setattr(table_io, "commit", crash)
+        with pytest.raises(KeyboardInterrupt):
+            log.run()
+    assert log.letters() == [b"oops 3"]
+    log.append(range(10, 20), bad={12})
+    assert [line["records"] for line in log.run()] == [10, 10]
+    assert log.letters() == [b"oops 12", b"oops 3"]
+    assert len(log.ids()) == 18
+
+
+def test_what_would_lose_or_double_records_is_rejected(log):
+    """A deleted table, a recreated stream, a corrupt plan, and records that are gone."""
+    log.append(range(10))
+    log.run()
+    log.append(range(10, 20))
+    log.run()
+    table = log.directory / "orders"
+    table.rename(log.directory / "moved")
+    log.append(range(20, 30))
+    with pytest.raises(InvalidRequestError, match="the table was deleted"):
+        log.run()
+    shutil.rmtree(table)  # its directories were made
+    (log.directory / "moved").rename(table)
+    plan = log.directory / "checkpoint" / "orders.local.json"
+    kept = plan.read_bytes()
+    plan.write_bytes(kept[:20])
+    with pytest.raises(InvalidRecordError, match="delete it"):
+        log.run()
+    plan.write_bytes(kept)
+    log.client.delete_stream("orders")
+    log.client.create_stream("orders", partitions=2)
+    with pytest.raises(InvalidRequestError, match="holds records of stream orders@"):
+        log.run()
+    with pytest.raises(InvalidConfigError, match="belongs to stream orders@"):
+        log.run(into=str(log.directory / "new"))
+
+
+def test_lost_records_end_a_load(log):
+    """Unless ``fail_on_data_loss`` is off."""
+    log.client.create_stream("big", segment_bytes=1 << 20)
+    for _ in range(4):
+        log.client.append_batch("big", pa.table({"value": [b'{"id": 1}' + b" " * 700_000]}))
+    load = {"streams": ["big"], "batch_bytes_max": 1}
+    raised = []
+
+    def drop(line):
+        if line["batch"] == 0:
+            log.client.delete_records("big", 3)
+            raised.append(log.client.offsets("big", "earliest")[0])
+
+    with pytest.raises(DataLossError, match="deleted before they were read"):
+        run_local(decode_pipeline(log.config | load), report=drop)
+    assert raised[0] > 1, "nothing was deleted"
+    run_local(decode_pipeline(log.config | load | {"fail_on_data_loss": False}))
+    assert table_summary(str(log.directory / "big")).offsets == {0: 4}
+
+
+def test_a_local_load_needs_no_session(log):
+    """And given one, the error says how it is run."""
+    with pytest.raises(InvalidConfigError, match="run_local"):
+        start_pipeline(None, decode_pipeline(log.config))
+
+
+@pytest.mark.parametrize(
+    ("text", "columns"),
+    [
+        ("id BIGINT", {"id": "bigint"}),
+        ("a int, `b c` string NOT NULL", {"a": "int", "b c": "string"}),
+        ("a: DOUBLE, d DECIMAL(5,2), e DECIMAL", None),
+        (
+            "s STRUCT<a: INT, b: ARRAY<STRING>>, m MAP<STRING, STRUCT<x TIMESTAMP>>",
+            {"s": "struct<a:int,b:array<string>>", "m": "map<string,struct<x:timestamp>>"},
+        ),
+        ("a INT COMMENT 'it, is', b DATE", {"a": "int", "b": "date"}),
+    ],
+)
+def test_columns_are_parsed_without_spark(text, columns):
+    """As Spark writes them."""
+    found = {field.name: field.dataType.simpleString() for field in parse_ddl(text)}
+    assert found == (columns or {"a": "double", "d": "decimal(5,2)", "e": "decimal(10,0)"})
+
+
+@pytest.mark.parametrize(
+    "text", ["", "id", "id BIGINT,", "id NUMBER", "a ARRAY<INT", "a MAP<INT>", "a INT b INT", "a ;"]
+)
+def test_columns_that_are_none_are_rejected(text):
+    """The error shows what is meant."""
+    with pytest.raises(InvalidConfigError, match="'schema' takes columns such as"):
+        parse_ddl(text)
+
+
+def test_a_plan_is_readable(log):
+    """It says what was last loaded."""
+    log.append(range(4))
+    log.run()
+    plan = json.loads((log.directory / "checkpoint" / "orders.local.json").read_text())
+    assert (plan["batch"], plan["end"]) == (0, {"0": 2, "1": 2})
