@@ -78,6 +78,11 @@ def _refuse_several(options: TableOptions, schema: StructType) -> None:
             "stream into its own table, with its own query; or rename the column 'offset', as in "
             ".withColumnRenamed('offset', 'source_offset'): each micro-batch is then committed "
             "once by its number, as long as the checkpoint is kept"
+            + (
+                " (if they are of one stream, give the options server and stream)"
+                if unknown
+                else ""
+            )
         )
 
 
