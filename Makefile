@@ -41,7 +41,7 @@ COUNT ?= 200
 MINUTES ?= 60
 
 .PHONY: help demo test unit check bench bench-cluster sim sim-mutants mutants fuzz kills chaos
-.PHONY: pipelines crash-pipelines versus-faults dist sanitize
+.PHONY: clients pipelines crash-pipelines versus-faults dist sanitize
 .PHONY: docs setup format clean
 
 help: ## List these targets
@@ -73,6 +73,9 @@ bench-cluster: $(READY) ## Three brokers beside JetStream R3, then 50 kills of t
 	@$(BIN)/python -m benchmarks.cluster $(ARGS)
 	@$(BIN)/python -m benchmarks.cluster --connections 1 --appenders 1 --label lone $(ARGS)
 	@$(BIN)/python -m benchmarks.failover --kills 50
+
+clients: $(READY) ## The examples of NATS clients in five languages, built from their registries
+	@CLIENTS=all $(PYTEST) tests/integration/jetstream/test_example_clients.py $(ARGS)
 
 sim: $(READY) ## Simulate clusters from seeds (SEEDS=N or FROM:TO); a seed repeats exactly
 	@$(BIN)/python -m simulation histories --seeds $(SEEDS)

@@ -1,9 +1,11 @@
 """The examples of stock clients in five languages run, here and at nats-server's JetStream.
 
-Where a language's tools are missing, or its packages cannot be had, its test is skipped.
+Where a language's tools are missing, or its packages cannot be had, its test is skipped. Java's and
+Rust's take minutes to build: only `make clients` builds them.
 """
 
 import asyncio
+import os
 import shutil
 import subprocess
 import sys
@@ -89,8 +91,14 @@ def javascript(tmp_path_factory):
     return [shutil.which("node"), str(copy / "orders.mjs")]
 
 
+def only_if_asked_for():
+    if os.environ.get("CLIENTS") != "all":
+        pytest.skip("takes minutes to build: make clients")
+
+
 @pytest.fixture(scope="module")
 def java(tmp_path_factory):
+    only_if_asked_for()
     words = [["-q", "compile", "dependency:copy-dependencies"]]
     copy = built("mvn", "java", tmp_path_factory, words)
     path = f"{copy / 'target' / 'classes'}:{copy / 'target' / 'dependency'}/*"
@@ -99,6 +107,7 @@ def java(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def rust(tmp_path_factory):
+    only_if_asked_for()
     copy = built("cargo", "rust", tmp_path_factory, [["build", "-q"]])
     return [str(copy / "target" / "debug" / "orders")]
 
