@@ -12,6 +12,7 @@ EXTRA_OF = {
             "cryptography",
             "google",
             "h2",
+            "jinja2",
             "numpy",
             "prometheus_client",
             "starlette",

@@ -27,15 +27,20 @@ def ack_lines(
         after: the payload after the sequence.
         sequence: of the first record, below 2^63 as that of the last.
     """
+    if sids is not None and len(sids) < len(replies):
+        raise IndexError("a sid for each reply")
     lines: list[bytes] = []
+    around = len(before) + len(after)
     for number, reply in enumerate(replies):
-        to = reply
-        if sids is not None:
-            sid = sids[number]
-            to = None if reply is None or sid is None else b"%b %b" % (reply, sid)
-        if to is not None:
-            payload = b"%b%d%b" % (before, sequence + number, after)
-            lines.append(b"%b%b %d\r\n%b\r\n" % (operation, to, len(payload), payload))
+        sid = reply if sids is None else sids[number]
+        if reply is None or sid is None:
+            continue
+        digits = b"%d" % (sequence + number)
+        payload = around + len(digits), before, digits, after
+        if sids is None:
+            lines.append(b"%b%b %d\r\n%b%b%b\r\n" % (operation, reply, *payload))
+        else:
+            lines.append(b"%b%b %b %d\r\n%b%b%b\r\n" % (operation, reply, sid, *payload))
     return b"".join(lines)
 
 

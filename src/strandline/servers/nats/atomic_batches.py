@@ -140,7 +140,9 @@ class AtomicBatches:
         if message.commit:
             batch = self._open[key]
             self._drop(key)
-            answer = _Answer(sink, message.stream, message.batch_id, len(batch.records))
+            answer = _Answer(
+                sink, message.stream, batch_id=message.batch_id, count=len(batch.records)
+            )
             batch.partition.append_together(batch.records, ack_sink=answer, token=reply)
         elif reply is not None:
             sink.deliver(reply, b"")
@@ -203,7 +205,7 @@ class AtomicBatches:
 class _Answer:
     """The ack sink of a committed batch; its token is the reply subject."""
 
-    def __init__(self, sink: ReplySink, stream: str, batch_id: str, count: int) -> None:
+    def __init__(self, sink: ReplySink, stream: str, *, batch_id: str, count: int) -> None:
         self._sink = sink
         self._stream = stream
         self._batch_id = batch_id

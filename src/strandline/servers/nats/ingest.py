@@ -295,7 +295,11 @@ class MessageIngest:
                     f"expected stream does not match: no stream '{expected}' has this subject"
                 )
         for target in route.targets(named):
-            self._append(target, publication, reply, subject=route.subject, sink=sink)
+            # A stream that answers nobody stores the messages of a batch as they come.
+            is_batched = publication.is_of_batch and target.answers
+            is_batched = is_batched and not publication.is_republished
+            take = self._take_batched if is_batched else self._append
+            take(target, publication, reply, subject=route.subject, sink=sink)
 
     def _append(
         self,
@@ -320,9 +324,6 @@ class MessageIngest:
                     wrapped, sink, subject=subject, stream_subject=to, clock=clock
                 )
         partition = target.partition_for(publication.key, publication.message_id)
-        if publication.is_of_batch and answers and not publication.is_malformed:
-            self._take_batched(target, partition, publication, reply, subject=subject, sink=sink)
-            return
         rejection = publication.rejection or _unmet_need(publication, target)
         if rejection is not None and (ack_sink is not None or publication.is_malformed):
             # Every broker of a cluster receives the message: the leader rejects it for all.
@@ -374,7 +375,6 @@ class MessageIngest:
     def _take_batched(
         self,
         target: Target,
-        partition: PartitionPort,
         publication: ParsedMessage,
         reply: bytes | None,
         *,
@@ -382,6 +382,7 @@ class MessageIngest:
         sink: ReplySink,
     ) -> None:
         """Handle a message of an atomic batch, if this broker leads its partition."""
+        partition = target.partition_for(publication.key, publication.message_id)
         if not partition.is_led:
             error = partition.write_error or NotLeaderError("publish batches to the leader")
             if not is_left_to_others(error, sink):

@@ -565,7 +565,8 @@ class ConsumerCalls:
         if replies.count(None) == len(replies) and PLAIN_ACKS.issuperset(payloads):
             acks = parse_acks(subjects)
             runners = {names: self._acked_runner(*names) for names in acks}
-            if None not in runners.values():
+            are_all = sum(map(len, acks.values())) == len(messages)  # else some answer flow control
+            if are_all and None not in runners.values():
                 for names, runner in runners.items():
                     if runner is not None:
                         runner.ack_many(acks[names])
