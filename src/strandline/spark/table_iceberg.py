@@ -10,6 +10,7 @@ race, with the same files after the winner's; that would double records, so the 
 under the table's location before the commit. Must not know Spark, nor what may be committed.
 """
 
+import contextlib
 import json
 import weakref
 from collections.abc import Iterator, Mapping
@@ -71,9 +72,6 @@ class IcebergStore(TableStore):
             table = open_catalog(self.catalog).load_table(self.name)
         except NoSuchTableError:
             return Loaded(None)
-        if table.properties.get(_RETRIES_KEY) != "0":
-            with table.transaction() as transaction:
-                transaction.set_properties({_RETRIES_KEY: "0"})
         stored = table.properties.get(STATE_KEY)
         if not stored:
             return Loaded(None, table)
@@ -88,6 +86,11 @@ class IcebergStore(TableStore):
     def publish(self, after: Loaded, state: TableState, proposal: Proposal) -> bool:
         """Add the files and set the state in one transaction on the table that was loaded."""
         table: Table = after.at
+        if table.properties.get(_RETRIES_KEY) != "0":
+            # Not in ``load``, which readers call, too. The caller loads and decides anew.
+            with contextlib.suppress(CommitFailedException), table.transaction() as transaction:
+                transaction.set_properties({_RETRIES_KEY: "0"})
+            return False
         _refuse_unwritable(table, decode_schema(state.arrow_schema))
         self.refuse_missing(proposal.files)
         named = [msgspec.structs.replace(file, name=file.staged) for file in proposal.files]
@@ -153,7 +156,7 @@ def prepare_iceberg(name: str, *, catalog: Mapping[str, str], schema: pa.Schema)
     namespace = _namespace_of(name)
     opened = open_catalog(catalog)
     opened.create_namespace_if_not_exists(namespace)
-    table = opened.create_table_if_not_exists(name, schema=schema)
+    table = opened.create_table_if_not_exists(name, schema=schema, properties={_RETRIES_KEY: "0"})
     _refuse_unwritable(table, schema)
     return local_path(table.location())
 

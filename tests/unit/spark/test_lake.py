@@ -440,13 +440,19 @@ def test_a_cleaned_up_delta_log_still_knows_the_offsets(tmp_path):
 
 
 def test_an_iceberg_table_that_retries_commits_is_told_not_to(tmp_path):
-    """pyiceberg repeats a commit that lost a race, which would double records: not here."""
+    """pyiceberg repeats a commit that lost a race, which would double records: not here. A table
+    that is only read is left as it is.
+    """
     lake = Lake(tmp_path, "iceberg")
     assert lake.commit(lake.propose(rows(0, 0, 3)))
     table = open_catalog(lake.catalog).load_table(lake.path)
     with table.transaction() as transaction:
         transaction.set_properties({"commit.retry.num-retries": "4"})
-    assert lake.store().load().at.properties["commit.retry.num-retries"] == "0"
+    assert lake.store().load().at.properties["commit.retry.num-retries"] == "4"
+    assert lake.commit(lake.propose(rows(0, 3, 5), batch=1))
+    loaded = lake.store().load()
+    assert loaded.at.properties["commit.retry.num-retries"] == "0"
+    assert sum(batch.num_rows for batch in lake.store().scan(loaded)) == 5
 
 
 def test_a_table_that_is_not_there_is_named(tmp_path):
