@@ -18,7 +18,12 @@ from strandline.types import PartitionName
 IMAGES = Path(__file__).parents[2] / "docs" / "img"
 PICTURE_BYTES_MAX = 100 << 10
 ADMIN = "an-administrators-token-made-for-this-test"
-NOT_PAGES = {"/streams/{name}/tail", "/streams/{name}/value", "/streams/{name}/download"}
+NOT_PAGES = {
+    "/streams/{name}/tail",
+    "/streams/{name}/value",
+    "/streams/{name}/download",
+    "/trace/export",
+}
 QUERIES = {
     "/group": "?name=billing&stream=orders&to=earliest",
     "/streams/{name}/records": "?count=50",
