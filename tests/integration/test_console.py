@@ -24,7 +24,7 @@ FORM_TYPE = "application/x-www-form-urlencoded"
 
 
 class Browser:
-    """A visitor without scripts: keeps cookies, reads the code of a form, follows nothing."""
+    """A user without scripts: keeps cookies, reads the code of a form, follows nothing."""
 
     def __init__(self, url):
         self._address = urllib.parse.urlsplit(url).netloc
@@ -121,9 +121,9 @@ FORMS = {
 }
 """A form for every action, which would affect what is called ``mine``."""
 OF_VISITORS_OWN = {"/trace"}
-"""Actions on what a visitor sends, for every visitor; nothing of the broker's is shown."""
+"""Actions on what a user sends, for every user; nothing of the broker's is shown."""
 OPEN_TO_ALL = {"/streams", "/create-stream", "/groups"}
-"""Pages for every visitor, on which each sees only what it may."""
+"""Pages for every user, on which each sees only what it may."""
 
 
 def test_every_action_has_a_form_to_try_it_with():
@@ -188,39 +188,39 @@ def test_no_action_is_for_those_who_may_not(server, tokens, path):
 
 def test_the_cookie_is_for_this_site_and_no_script_and_holds_no_token(server):
     """HttpOnly and SameSite=Strict; the id changes with the login, and ends with the logout."""
-    visitor = Browser(server.http_url)
-    _, headers, _ = visitor.get("/login")
+    user = Browser(server.http_url)
+    _, headers, _ = user.get("/login")
     assert "HttpOnly" in headers["set-cookie"]
     assert "SameSite=strict" in headers["set-cookie"]
-    planted = dict(visitor.cookies)
-    visitor.post("/login", {"token": ADMIN, "next": "/"})
-    assert visitor.cookies != planted
-    assert ADMIN not in str(visitor.cookies)
-    status, headers, text = visitor.get("/")
+    planted = dict(user.cookies)
+    user.post("/login", {"token": ADMIN, "next": "/"})
+    assert user.cookies != planted
+    assert ADMIN not in str(user.cookies)
+    status, headers, text = user.get("/")
     assert status == 200
     assert ADMIN not in text
-    session = dict(visitor.cookies)
-    assert visitor.post("/logout")[0] == 303
-    visitor.cookies = session
-    assert visitor.get("/")[0] == 303
+    session = dict(user.cookies)
+    assert user.post("/logout")[0] == 303
+    user.cookies = session
+    assert user.get("/")[0] == 303
 
 
 def test_a_wrong_token_begins_no_session(server, tokens):
     """The login says why, and what was entered is not in the page."""
     for token, status in (("wrong-token", 401), (tokens["stranger"], 403)):
-        visitor = Browser(server.http_url)
-        answer = visitor.log_in(token)
+        user = Browser(server.http_url)
+        answer = user.log_in(token)
         assert answer[0] == status
         assert token not in answer[2]
-        assert visitor.get("/")[0] == 303
+        assert user.get("/")[0] == 303
 
 
 @pytest.mark.parametrize("to", ["//evil.example", "https://evil.example", "/\\evil.example", ""])
 def test_the_login_leads_to_no_other_site(server, to):
     """Only a path of this site is followed after a login."""
-    visitor = Browser(server.http_url)
-    visitor.get("/login")
-    _, headers, _ = visitor.post("/login", {"token": ADMIN, "next": to})
+    user = Browser(server.http_url)
+    user.get("/login")
+    _, headers, _ = user.post("/login", {"token": ADMIN, "next": to})
     assert headers["location"] == "/"
 
 
@@ -229,29 +229,29 @@ def test_a_revoked_token_ends_its_session(server):
     with strandline.connect(server, token=ADMIN) as admin:
         admin.access.grant("leaver", "read", "cluster", "*")
         token = admin.access.create_token("leaver")
-        visitor = Browser(server.http_url)
-        visitor.log_in(token)
-        assert visitor.get("/")[0] == 200
+        user = Browser(server.http_url)
+        user.log_in(token)
+        assert user.get("/")[0] == 200
         admin.access.revoke_token(token.split("_")[1])
-        assert visitor.get("/")[0] == 303
-        assert visitor.get("/")[0] == 303
+        assert user.get("/")[0] == 303
+        assert user.get("/")[0] == 303
 
 
 def test_actions_take_forms_only(server):
     """A body of another kind, which other sites could send, is not even read as a form."""
-    visitor = Browser(server.http_url)
-    visitor.log_in(ADMIN)
-    visitor.get("/create-stream")
-    body = f"form_code={visitor.code}&name=x"
+    user = Browser(server.http_url)
+    user.log_in(ADMIN)
+    user.get("/create-stream")
+    body = f"form_code={user.code}&name=x"
     for media_type in ("text/plain", "application/json", ""):
         headers = {"Content-Type": media_type}
-        assert visitor.ask("POST", "/create-stream", body=body, headers=headers)[0] == 415
+        assert user.ask("POST", "/create-stream", body=body, headers=headers)[0] == 415
 
 
 def test_an_open_console_answers_only_to_names_of_its_machine():
     """Without access control, a site cannot reach it by letting its own name mean this machine."""
     with Server(http_port=0) as url:
-        visitor = Browser(url.http_url)
+        user = Browser(url.http_url)
         for host, status in (
             ("evil.example", 403),
             ("evil.example:80", 403),
@@ -261,12 +261,12 @@ def test_an_open_console_answers_only_to_names_of_its_machine():
             ("[::1]:9294", 200),
             ("127.0.0.1", 200),
         ):
-            assert (host, visitor.get("/streams", Host=host)[0]) == (host, status)
-        visitor.get("/create-stream")
+            assert (host, user.get("/streams", Host=host)[0]) == (host, status)
+        user.get("/create-stream")
         headers = {"Host": "evil.example"}
-        assert visitor.post("/create-stream", {"name": "x"}, headers=headers)[0] == 403
-        assert visitor.post("/create-stream", {"name": "x"}, code="")[0] == 403
-        assert visitor.post("/create-stream", {"name": "x"})[0] == 303
+        assert user.post("/create-stream", {"name": "x"}, headers=headers)[0] == 403
+        assert user.post("/create-stream", {"name": "x"}, code="")[0] == 403
+        assert user.post("/create-stream", {"name": "x"})[0] == 303
 
 
 def test_sessions_end_and_are_limited():

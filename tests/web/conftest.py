@@ -56,6 +56,6 @@ def open_page(chromium):
 
 @pytest.fixture
 def page(open_page):
-    """A page of a new visitor."""
+    """A page of a new user."""
     with open_page() as opened:
         yield opened

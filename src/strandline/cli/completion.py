@@ -1,4 +1,4 @@
-"""What the Tab key offers for names: the streams and groups of the broker.
+"""Completion of names with the Tab key: the streams and groups of the broker.
 
 Rules: a broker that does not answer at once, or not at all, offers nothing; a shell that waits for
 it, or shows an error in the line that is being typed, would be worse.

@@ -29,7 +29,7 @@ class ErrorDocument(TypedDict):
 
 
 class ReadyDocument(TypedDict):
-    """Where a broker listens, once it does; a port of null is off."""
+    """The addresses of a broker that is ready; a port of null is off."""
 
     event: Literal["ready"]
     data_dir: str
@@ -208,7 +208,7 @@ class RemovedDocument(TypedDict):
 
 
 class PublishedDocument(TypedDict):
-    """Where one record is."""
+    """The place of one record."""
 
     stream: str
     partition: int

@@ -1,4 +1,4 @@
-"""What ``strandline doctor`` reports, one finding per check."""
+"""The findings of ``strandline doctor``, one per check."""
 
 from typing import Literal
 

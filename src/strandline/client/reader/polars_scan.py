@@ -29,7 +29,7 @@ Read = Callable[..., Any]
 
 
 class Narrowing(msgspec.Struct):
-    """What a predicate says that a broker can look up; a superset of what matches."""
+    """The part of a predicate that a broker can look up; a superset of what matches."""
 
     subject: str | None = None
     keys: list[bytes] | None = None

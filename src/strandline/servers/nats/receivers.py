@@ -1,4 +1,4 @@
-"""Who receives what consumers deliver: clients of nats-server, and those of the ingest listener.
+"""The receivers of deliveries: clients of nats-server, and those of the ingest listener.
 
 Rules: a client of nats-server is known by its inbox, and reached over the leaf connection. One of
 the ingest listener is known by its connection, too: what it pulls goes to the connection that asked

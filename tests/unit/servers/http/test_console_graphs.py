@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from strandline.api.monitoring import ClusterEvent
-from strandline.servers.http.console.gather import RATE_MS_MAX, RateBook
+from strandline.servers.http.console.cluster_queries import RATE_MS_MAX, RateTracker
 from strandline.servers.http.console.graphs import Line, binary_ceiling, ceiling, graph, x_step
 from strandline.servers.http.console.pages_load import merged_events
 
@@ -46,7 +46,7 @@ def test_an_axis_of_time_has_few_labels():
 
 def test_rates_are_means_of_the_last_seconds():
     """None at first, then the growth; a total that shrinks begins again."""
-    book = RateBook()
+    book = RateTracker()
     assert book.observe("stream", {"a": 100}, 0) == {"a": None}
     assert book.observe("stream", {"a": 100}, 10) == {"a": None}
     assert book.observe("stream", {"a": 300}, 2000) == {"a": 100.0}

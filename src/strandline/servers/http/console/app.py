@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from strandline.broker.access import Access
 from strandline.servers.http.console.clients import Reached
-from strandline.servers.http.console.door import ConsoleDoor
+from strandline.servers.http.console.endpoints import ConsoleEndpoints
 from strandline.servers.http.console.pages import ROUTES
 from strandline.servers.http.console.static import PATHS, serve_static
 
@@ -20,12 +20,12 @@ class ConsoleApp:
 
     Args:
         broker: the broker.
-        access: identifies the visitors.
+        access: identifies the users.
         flight_port: returns the port of its Arrow Flight.
     """
 
     def __init__(self, broker: Reached, access: Access, flight_port: Callable[[], int]) -> None:
-        self._door = ConsoleDoor(broker, access, flight_port)
+        self._door = ConsoleEndpoints(broker, access, flight_port)
         self.asgi = Starlette(
             routes=[*(Route(path, serve_static) for path in PATHS), *self._door.routes(ROUTES)],
             exception_handlers={HTTPException: self._refuse},

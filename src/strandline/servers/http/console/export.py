@@ -14,20 +14,20 @@ from typing import Any, Final
 import pyarrow as pa
 
 from strandline.record.schema import PARTITION_FIELD, RECORD_SCHEMA
-from strandline.servers.http.console.records import ShownRecord
+from strandline.servers.http.console.records import ConsoleRecord
 from strandline.servers.http.console.texts import exact_moment
 
 FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r")
 CSV_COLUMNS: Final = ("partition", "offset", "timestamp", "subject", "key", "value", "headers")
 
 
-def as_json_lines(records: list[ShownRecord]) -> bytes:
+def as_json_lines(records: list[ConsoleRecord]) -> bytes:
     """Return one JSON object a line; bytes that are not UTF-8 become ``<name>_base64``."""
     lines = (json.dumps(_document(each), ensure_ascii=False) + "\n" for each in records)
     return "".join(lines).encode()
 
 
-def as_csv(records: list[ShownRecord]) -> bytes:
+def as_csv(records: list[ConsoleRecord]) -> bytes:
     """Return a table with a heading; bytes that are not UTF-8 as escapes."""
     out = io.StringIO()
     writer = csv.writer(out)
@@ -41,9 +41,9 @@ def as_csv(records: list[ShownRecord]) -> bytes:
     return out.getvalue().encode()
 
 
-def as_parquet(records: list[ShownRecord]) -> bytes:
+def as_parquet(records: list[ConsoleRecord]) -> bytes:
     """Return a Parquet file with the columns of a read, and the partition."""
-    import pyarrow.parquet as pq  # takes memory, and few visitors want it
+    import pyarrow.parquet as pq  # takes memory, and few users want it
 
     rows = [each._asdict() | {"timestamp": each.timestamp_ns} for each in records]
     schema = pa.schema([PARTITION_FIELD, *_plain_schema()])
@@ -53,7 +53,7 @@ def as_parquet(records: list[ShownRecord]) -> bytes:
     return found
 
 
-FORMATS: Final[dict[str, tuple[str, str, Callable[[list[ShownRecord]], bytes]]]] = {
+FORMATS: Final[dict[str, tuple[str, str, Callable[[list[ConsoleRecord]], bytes]]]] = {
     "jsonl": ("JSON lines", "application/x-ndjson", as_json_lines),
     "csv": ("CSV", "text/csv; charset=utf-8", as_csv),
     "parquet": ("Parquet", "application/vnd.apache.parquet", as_parquet),
@@ -69,7 +69,7 @@ def _plain_schema() -> list[pa.Field]:
     ]
 
 
-def _document(record: ShownRecord) -> dict[str, Any]:
+def _document(record: ConsoleRecord) -> dict[str, Any]:
     found: dict[str, Any] = {
         "partition": record.partition,
         "offset": record.offset,

@@ -12,7 +12,7 @@ from strandline.servers.http.console import (
     pages_streams,
     pages_trace,
 )
-from strandline.servers.http.console.visit import ConsoleRoute
+from strandline.servers.http.console.request import ConsoleRoute
 
 ROUTES: Final[list[ConsoleRoute]] = [
     *pages_cluster.ROUTES,

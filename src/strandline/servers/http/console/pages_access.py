@@ -4,8 +4,8 @@ from typing import Any, Final
 
 from strandline.errors import InvalidRequestError
 from strandline.security.acl import OPERATIONS, Rule
+from strandline.servers.http.console.request import ConsoleRequest, ConsoleRoute, Page, Redirect
 from strandline.servers.http.console.texts import parse_size
-from strandline.servers.http.console.visit import ConsoleRoute, Page, Redirect, Visit
 
 NOTES: Final = {
     "granted": "The rule was added.",
@@ -23,13 +23,13 @@ DAYS: Final = (
 )
 
 
-def access_page(visit: Visit) -> Page:
+def access_page(request: ConsoleRequest) -> Page:
     """Return the rules, the tokens and the quotas."""
-    return Page("access.html", _values(visit))
+    return Page("access.html", _values(request))
 
 
-def _values(visit: Visit) -> dict[str, Any]:
-    client = visit.client
+def _values(request: ConsoleRequest) -> dict[str, Any]:
+    client = request.client
     rules = client.access.rules()
     tokens = client.access.tokens()
     quotas = client.quotas.list()
@@ -40,30 +40,30 @@ def _values(visit: Visit) -> dict[str, Any]:
         "operations": [(each, each) for each in ("read", "publish", "group", "admin")],
         "kinds": [(each, each) for each in OPERATIONS],
         "days": DAYS,
-        "form": visit.form,
-        "now_ns": visit.now_ns,
+        "form": request.form,
+        "now_ns": request.now_ns,
         "new_token": "",
-        "note": NOTES.get(visit.query["note"], ""),
+        "note": NOTES.get(request.query["note"], ""),
     }
 
 
-def grant(visit: Visit) -> Redirect:
+def grant(request: ConsoleRequest) -> Redirect:
     """Add a rule."""
-    rule = _rule(visit)
-    visit.client.access.grant(rule.principal, rule.operation, rule.kind, rule.pattern)
+    rule = _rule(request)
+    request.client.access.grant(rule.principal, rule.operation, rule.kind, rule.pattern)
     return Redirect("/access?note=granted")
 
 
-def revoke(visit: Visit) -> Redirect:
+def revoke(request: ConsoleRequest) -> Redirect:
     """Remove a rule."""
-    rule = _rule(visit)
-    visit.client.access.revoke(rule.principal, rule.operation, rule.kind, rule.pattern)
+    rule = _rule(request)
+    request.client.access.revoke(rule.principal, rule.operation, rule.kind, rule.pattern)
     return Redirect("/access?note=revoked")
 
 
-def _rule(visit: Visit) -> Rule:
+def _rule(request: ConsoleRequest) -> Rule:
     """Return the rule in a form; the client checks it as the CLI's."""
-    form = visit.form
+    form = request.form
     return Rule(
         form["principal"],
         form["operation"],  # type: ignore[arg-type]  # checked by the client
@@ -72,22 +72,22 @@ def _rule(visit: Visit) -> Rule:
     )
 
 
-def create_token(visit: Visit) -> Page:
+def create_token(request: ConsoleRequest) -> Page:
     """Create a token and show it, once: the broker keeps its hash only."""
-    principal, days = visit.form["token_principal"], visit.form.number("days")
-    token = visit.client.access.create_token(principal, days=days)
-    return Page("access.html", {**_values(visit), "new_token": token, "token_of": principal})
+    principal, days = request.form["token_principal"], request.form.number("days")
+    token = request.client.access.create_token(principal, days=days)
+    return Page("access.html", {**_values(request), "new_token": token, "token_of": principal})
 
 
-def revoke_token(visit: Visit) -> Redirect:
+def revoke_token(request: ConsoleRequest) -> Redirect:
     """Revoke a token."""
-    visit.client.access.revoke_token(visit.form["id"])
+    request.client.access.revoke_token(request.form["id"])
     return Redirect("/access?note=token-revoked")
 
 
-def set_quota(visit: Visit) -> Redirect:
+def set_quota(request: ConsoleRequest) -> Redirect:
     """Set the limits of a principal, replacing those it has."""
-    form = visit.form
+    form = request.form
     if "quota_principal" not in form:
         raise InvalidRequestError("principal: name the principal to limit")
     sizes = {
@@ -96,13 +96,13 @@ def set_quota(visit: Visit) -> Redirect:
         if name in form
     }
     counts = {name: form.number(name) or 0 for name in ("requests_per_s", "connections")}
-    visit.client.quotas.set(form["quota_principal"], **sizes, **counts)
+    request.client.quotas.set(form["quota_principal"], **sizes, **counts)
     return Redirect("/access?note=quota-set")
 
 
-def remove_quota(visit: Visit) -> Redirect:
+def remove_quota(request: ConsoleRequest) -> Redirect:
     """Remove the limits of a principal."""
-    visit.client.quotas.remove(visit.form["quota_principal"])
+    request.client.quotas.remove(request.form["quota_principal"])
     return Redirect("/access?note=quota-removed")
 
 

@@ -3,8 +3,8 @@
 from typing import Final, NamedTuple
 
 from strandline.api.monitoring import LIST_CONNECTIONS, ConnectionInfo
-from strandline.servers.http.console.gather import answers_of_all, cluster_view
-from strandline.servers.http.console.visit import ConsoleRoute, Page, Visit
+from strandline.servers.http.console.cluster_queries import answers_of_all, cluster_view
+from strandline.servers.http.console.request import ConsoleRequest, ConsoleRoute, Page
 
 SHOWN_MAX: Final = 500
 LISTENERS: Final = {
@@ -23,11 +23,11 @@ class ClientRow(NamedTuple):
     protocol: str
 
 
-def clients_page(visit: Visit) -> Page:
+def clients_page(request: ConsoleRequest) -> Page:
     """Return the connections at every broker, those with most messages first."""
-    view = cluster_view(visit.client)
+    view = cluster_view(request.client)
     names = {row.address: str(row.id) if view.is_cluster else "" for row in view.brokers}
-    answers = answers_of_all(visit.client, LIST_CONNECTIONS, None)
+    answers = answers_of_all(request.client, LIST_CONNECTIONS, None)
     rows = [
         ClientRow(
             f"{address} {info.listener} {info.address}",
@@ -38,7 +38,7 @@ def clients_page(visit: Visit) -> Page:
         for address, infos in answers.items()
         for info in infos
     ]
-    wanted = visit.query["q"].lower()
+    wanted = request.query["q"].lower()
     found = [
         row
         for row in rows
@@ -48,10 +48,10 @@ def clients_page(visit: Visit) -> Page:
     totals = {row.key: row.info.messages for row in rows}
     values = {
         "rows": found[:SHOWN_MAX],
-        "rates": visit.rates.observe("client", totals, visit.now_ms),
+        "rates": request.rates.observe("client", totals, request.now_ms),
         "count": len(found),
         "is_cluster": view.is_cluster,
-        "q": visit.query["q"],
+        "q": request.query["q"],
     }
     return Page("clients.html", values)
 

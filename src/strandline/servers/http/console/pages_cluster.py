@@ -1,14 +1,14 @@
 """The cluster page."""
 
-from strandline.servers.http.console.gather import cluster_view
-from strandline.servers.http.console.visit import ConsoleRoute, Page, Visit
+from strandline.servers.http.console.cluster_queries import cluster_view
+from strandline.servers.http.console.request import ConsoleRequest, ConsoleRoute, Page
 
 SHOWN_MAX = 50
 
 
-def cluster_page(visit: Visit) -> Page:
+def cluster_page(request: ConsoleRequest) -> Page:
     """Return the brokers, their health, and partitions that need attention."""
-    view = cluster_view(visit.client)
+    view = cluster_view(request.client)
     statuses = [row.status for row in view.brokers if row.status is not None]
     totals = {
         name: sum(getattr(status.rates, name) for status in statuses)

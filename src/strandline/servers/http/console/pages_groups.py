@@ -7,16 +7,16 @@ from urllib.parse import urlencode
 from strandline.api.groups import GroupInfo, GroupSummary
 from strandline.client.client import Client
 from strandline.errors import InvalidRequestError, NotAllowedError, UnknownGroupError
-from strandline.servers.http.console.gather import StreamRow, stream_rows
+from strandline.servers.http.console.cluster_queries import StreamRow, stream_rows
 from strandline.servers.http.console.records import places_of, places_text
-from strandline.servers.http.console.texts import parse_moment
-from strandline.servers.http.console.visit import (
+from strandline.servers.http.console.request import (
     NOT_ABOUT_A_FIELD,
+    ConsoleRequest,
     ConsoleRoute,
     Page,
     Redirect,
-    Visit,
 )
+from strandline.servers.http.console.texts import parse_moment
 from strandline.types import PartitionName
 
 SHOWN_MAX: Final = 200
@@ -58,21 +58,23 @@ class ProgressRow(NamedTuple):
     member: str
 
 
-def list_page(visit: Visit) -> Page:
+def list_page(request: ConsoleRequest) -> Page:
     """Return the groups whose name or streams contain the text that is looked for."""
-    ends = _ends(stream_rows(visit.client))
-    summaries = visit.client.groups.list()
-    wanted = visit.query["q"].lower()
+    ends = _ends(stream_rows(request.client))
+    summaries = request.client.groups.list()
+    wanted = request.query["q"].lower()
     found = [each for each in summaries if wanted in each.group.lower()]
-    rows = [_group_row(visit.client, each, ends) for each in found[:SHOWN_MAX]]
-    rates = visit.rates.observe("group", {row.name: row.committed for row in rows}, visit.now_ms)
+    rows = [_group_row(request.client, each, ends) for each in found[:SHOWN_MAX]]
+    rates = request.rates.observe(
+        "group", {row.name: row.committed for row in rows}, request.now_ms
+    )
     values = {
         "rows": rows,
         "rates": rates,
         "count": len(found),
         "total": len(summaries),
-        "q": visit.query["q"],
-        "note": NOTES.get(visit.query["note"], ""),
+        "q": request.query["q"],
+        "note": NOTES.get(request.query["note"], ""),
     }
     return Page("groups.html", values)
 
@@ -126,13 +128,15 @@ def progress_rows(info: GroupInfo, ends: Mapping[PartitionName, int]) -> list[Pr
     return rows
 
 
-def group_page(visit: Visit) -> Page:
+def group_page(request: ConsoleRequest) -> Page:
     """Return one group: members, progress, and the preview of a reset."""
-    name = visit.query["name"] or visit.form["name"]
-    info = visit.client.groups.info(name)
-    streams = stream_rows(visit.client)
+    name = request.query["name"] or request.form["name"]
+    info = request.client.groups.info(name)
+    streams = stream_rows(request.client)
     rows = progress_rows(info, _ends(streams))
-    rates = visit.rates.observe("group", {name: sum(row.offset or 0 for row in rows)}, visit.now_ms)
+    rates = request.rates.observe(
+        "group", {name: sum(row.offset or 0 for row in rows)}, request.now_ms
+    )
     lags = [row.lag for row in rows if row.lag is not None]
     values: dict[str, Any] = {
         "info": info,
@@ -144,26 +148,26 @@ def group_page(visit: Visit) -> Page:
         "rate": rates[name],
         "streams": sorted({row.stream for row in rows}),
         "resets": RESETS,
-        "query_fields": visit.query,
+        "query_fields": request.query,
         "preview": [],
         "offsets": "",
-        "note": NOTES.get(visit.query["note"], ""),
+        "note": NOTES.get(request.query["note"], ""),
     }
-    if "stream" in visit.query:
-        values |= _preview(visit, rows)
+    if "stream" in request.query:
+        values |= _preview(request, rows)
     return Page("group.html", values)
 
 
-def _preview(visit: Visit, rows: list[ProgressRow]) -> dict[str, Any]:
+def _preview(request: ConsoleRequest, rows: list[ProgressRow]) -> dict[str, Any]:
     """Return what a reset would do; nothing is changed."""
     try:
-        wanted = _wanted_offsets(visit)
+        wanted = _wanted_offsets(request)
     except NOT_ABOUT_A_FIELD:
         raise
     except InvalidRequestError as error:
         return {"problem": error.message}
     before = {(row.stream, row.partition): row for row in rows}
-    stream = visit.query["stream"]
+    stream = request.query["stream"]
     preview = []
     for number, offset in sorted(wanted.items()):
         row = before.get((stream, number))
@@ -172,18 +176,18 @@ def _preview(visit: Visit, rows: list[ProgressRow]) -> dict[str, Any]:
     return {"preview": preview, "offsets": places_text(wanted)}
 
 
-def _wanted_offsets(visit: Visit) -> dict[int, int]:
+def _wanted_offsets(request: ConsoleRequest) -> dict[int, int]:
     """Return the offset for each partition that a reset would set.
 
     Raises:
         InvalidRequestError: a field is not valid.
     """
-    query, stream = visit.query, visit.query["stream"]
+    query, stream = request.query, request.query["stream"]
     to, partition = query["to"], query.number("partition")
     if to in ("earliest", "latest"):
-        found = visit.client.offsets(stream, to)
+        found = request.client.offsets(stream, to)
     elif to == "time":
-        found = visit.client.offsets(stream, parse_moment(query["at"], visit.now_ns))
+        found = request.client.offsets(stream, parse_moment(query["at"], request.now_ns))
     elif to == "offset":
         at = query.number("at")
         if at is None or partition is None:
@@ -198,30 +202,30 @@ def _wanted_offsets(visit: Visit) -> dict[int, int]:
     return found
 
 
-def reset(visit: Visit) -> Redirect:
+def reset(request: ConsoleRequest) -> Redirect:
     """Set the committed offsets that a preview has shown."""
-    form = visit.form
+    form = request.form
     name, stream = form["name"], form["stream"]
     offsets = places_of(form["offsets"])
     if not offsets:
         raise InvalidRequestError("offsets: there is nothing to set")
-    ends = visit.client.offsets(stream)
+    ends = request.client.offsets(stream)
     for number, offset in offsets.items():
         if offset > ends.get(number, -1):
             raise InvalidRequestError(
                 f"offset {offset} is beyond the end of {stream}/{number}; make the preview again"
             )
-    visit.client.groups.commit(
+    request.client.groups.commit(
         name, {PartitionName(stream, number): offset for number, offset in offsets.items()}
     )
     return Redirect(f"/group?{urlencode({'name': name, 'note': 'reset'})}")
 
 
-def delete(visit: Visit) -> Redirect:
+def delete(request: ConsoleRequest) -> Redirect:
     """Delete a group without members."""
-    if "confirmed" not in visit.form:
+    if "confirmed" not in request.form:
         raise InvalidRequestError("tick the box to confirm that the group is to be deleted")
-    visit.client.groups.delete(visit.form["name"])
+    request.client.groups.delete(request.form["name"])
     return Redirect("/groups?note=deleted")
 
 

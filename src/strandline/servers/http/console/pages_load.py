@@ -7,9 +7,9 @@ from markupsafe import Markup
 
 from strandline.api.monitoring import LIST_EVENTS, METRIC_HISTORY, ClusterEvent, HistorySample
 from strandline.servers.http.console import texts
-from strandline.servers.http.console.gather import answers_of_all, cluster_view
+from strandline.servers.http.console.cluster_queries import answers_of_all, cluster_view
 from strandline.servers.http.console.graphs import COLOURS, Line, graph
-from strandline.servers.http.console.visit import ConsoleRoute, Page, Visit
+from strandline.servers.http.console.request import ConsoleRequest, ConsoleRoute, Page
 
 HOUR_S: Final = 3600.0
 SPAN_S_MIN: Final = 300.0
@@ -61,11 +61,11 @@ GRAPHS: Final = (
 )
 
 
-def load_page(visit: Visit) -> Page:
+def load_page(request: ConsoleRequest) -> Page:
     """Return graphs of the last hour, one line for each broker."""
-    answers = answers_of_all(visit.client, METRIC_HISTORY, None)
+    answers = answers_of_all(request.client, METRIC_HISTORY, None)
     histories = sorted((info for [info] in answers.values()), key=lambda info: info.broker)
-    until_s = visit.now_ns / 1e9
+    until_s = request.now_ns / 1e9
     first_s = min((it.at_ns / 1e9 for info in histories for it in info.samples), default=until_s)
     span = (max(until_s - HOUR_S, min(first_s, until_s - SPAN_S_MIN)), until_s)
     graphs = []
@@ -93,16 +93,16 @@ class MergedEvent(NamedTuple):
     seen_by: tuple[str, ...]
 
 
-def events_page(visit: Visit) -> Page:
+def events_page(request: ConsoleRequest) -> Page:
     """Return the events of all brokers, newest first."""
-    view = cluster_view(visit.client)
+    view = cluster_view(request.client)
     names = {row.address: str(row.id) if view.is_cluster else "" for row in view.brokers}
     found = [
         (event, names.get(address, address))
-        for address, events in answers_of_all(visit.client, LIST_EVENTS, None).items()
+        for address, events in answers_of_all(request.client, LIST_EVENTS, None).items()
         for event in events
     ]
-    kind, wanted = visit.query["kind"], visit.query["q"].lower()
+    kind, wanted = request.query["kind"], request.query["q"].lower()
     merged = [
         each
         for each in merged_events(found)
@@ -113,7 +113,7 @@ def events_page(visit: Visit) -> Page:
         "events": merged[:SHOWN_MAX],
         "kinds": (("", "all"), *((each, each) for each in KINDS)),
         "kind": kind,
-        "q": visit.query["q"],
+        "q": request.query["q"],
     }
     return Page("events.html", values)
 

@@ -15,26 +15,26 @@ from strandline.servers.http.console.records import (
     PAGE_RECORDS_MAX,
     PARTITIONS_AT_ONCE,
     Budget,
+    ConsoleRecord,
     RecordPage,
     RecordQuery,
     RecordReader,
-    ShownRecord,
     chosen_partitions,
     places_of,
     places_text,
     search_budget,
 )
-from strandline.servers.http.console.texts import parse_moment
-from strandline.servers.http.console.visit import (
+from strandline.servers.http.console.request import (
     NOT_ABOUT_A_FIELD,
+    ConsoleRequest,
     ConsoleRoute,
     Download,
     Fields,
     JsonAnswer,
     Page,
     Redirect,
-    Visit,
 )
+from strandline.servers.http.console.texts import parse_moment
 
 STARTS: Final = (
     ("newest", "the newest"),
@@ -49,9 +49,9 @@ TAIL_BEHIND_MAX: Final = 1000
 """A tail that is further behind in a partition passes over records."""
 
 
-def records_page(visit: Visit) -> Page:
+def records_page(request: ConsoleRequest) -> Page:
     """Return records of a stream, from a place in either direction."""
-    name, query = visit.path["name"], visit.query
+    name, query = request.path["name"], request.query
     values: dict[str, Any] = {
         "name": name,
         "query_fields": query,
@@ -61,11 +61,11 @@ def records_page(visit: Visit) -> Page:
         "formats": [(key, label) for key, (label, _, _) in FORMATS.items()],
         "partitions_at_once": PARTITIONS_AT_ONCE,
     }
-    info = visit.client.stream_info(name)
+    info = request.client.stream_info(name)
     values |= {"count": len(info.partitions), "config": info.config}
     empty = RecordPage([], {}, is_cut=False, is_end=True)
     try:
-        reading = _reading(visit, info, is_tail="tail" in query)
+        reading = _reading(request, info, is_tail="tail" in query)
         found = reading.read(min(query.number("count", PAGE_RECORDS) or 1, PAGE_RECORDS_MAX))
     except NOT_ABOUT_A_FIELD:
         raise
@@ -94,34 +94,40 @@ class PageRead(NamedTuple):
 
 
 def _reading(
-    visit: Visit, info: StreamInfo, *, budget: Budget | None = None, is_tail: bool = False
+    request: ConsoleRequest,
+    info: StreamInfo,
+    *,
+    budget: Budget | None = None,
+    is_tail: bool = False,
 ) -> PageRead:
     """Return the read that the fields of a query describe.
 
     Raises:
         InvalidRequestError: a field is not valid.
     """
-    query = visit.query
+    query = request.query
     partitions = chosen_partitions(info.partitions, query)
     wanted = RecordQuery(query["subject"], query["key"], query["header"], query["text"])
-    budget = budget or search_budget(visit.clock)
-    reader = RecordReader(visit.client, info.name, partitions, wanted=wanted, budget=budget)
+    budget = budget or search_budget(request.clock)
+    reader = RecordReader(request.client, info.name, partitions, wanted=wanted, budget=budget)
     start = "newest" if is_tail else query["start"] or "newest"
     if "places" in query:
         places = places_of(query["places"])
     else:
         numbers = [part.partition for part in partitions]
-        places = _first_places(visit, info.name, start, numbers=numbers)
+        places = _first_places(request, info.name, start, numbers=numbers)
     return PageRead(reader, partitions, places, start == "newest")
 
 
-def _first_places(visit: Visit, name: str, start: str, *, numbers: list[int]) -> dict[int, int]:
+def _first_places(
+    request: ConsoleRequest, name: str, start: str, *, numbers: list[int]
+) -> dict[int, int]:
     """Return the offsets at which a page begins; empty: at the first or last of each partition."""
-    at = visit.query["at"]
+    at = request.query["at"]
     if start == "offset":
-        return dict.fromkeys(numbers, visit.query.number("at", 0) or 0)
+        return dict.fromkeys(numbers, request.query.number("at", 0) or 0)
     if start == "time":
-        return visit.client.offsets(name, parse_moment(at, visit.now_ns))
+        return request.client.offsets(name, parse_moment(at, request.now_ns))
     if start not in ("newest", "oldest"):
         raise InvalidRequestError(f"start: {start!r} is none of newest, oldest, offset and time")
     return {}
@@ -144,24 +150,24 @@ def _shown(found: RecordPage, query: Fields) -> dict[str, Any]:
 class RecordRow(NamedTuple):
     """A record as a row of the page."""
 
-    record: ShownRecord
+    record: ConsoleRecord
     key: str
     value: Any
     headers: list[tuple[str, str]]
 
 
-def row_of(record: ShownRecord, how: str) -> RecordRow:
+def row_of(record: ConsoleRecord, how: str) -> RecordRow:
     """Return a record with its bytes as text."""
     headers = [(name, key_text(value)) for name, value in record.headers]
     return RecordRow(record, key_text(record.key), decoded(record.value, how), headers)
 
 
-def tail(visit: Visit) -> JsonAnswer:
+def tail(request: ConsoleRequest) -> JsonAnswer:
     """Return the records stored since the last call, as rows of the table."""
     from strandline.servers.http.console.templates import render
 
-    info = visit.client.stream_info(visit.path["name"])
-    reading = _reading(visit, info)
+    info = request.client.stream_info(request.path["name"])
+    reading = _reading(request, info)
     places = {
         part.partition: max(
             reading.places.get(part.partition, part.high_watermark),
@@ -170,18 +176,18 @@ def tail(visit: Visit) -> JsonAnswer:
         for part in reading.partitions
     }
     found = reading.reader.oldest(places, TAIL_RECORDS)
-    rows = [row_of(each, visit.query["decode"] or "auto") for each in reversed(found.records)]
+    rows = [row_of(each, request.query["decode"] or "auto") for each in reversed(found.records)]
     html = render("records_rows.html", {"rows": rows, "name": info.name})
     return JsonAnswer({"rows": html, "places": places_text(found.places)})
 
 
-def value(visit: Visit) -> Download:
+def value(request: ConsoleRequest) -> Download:
     """Return the whole value of one record."""
-    name = visit.path["name"]
-    partition, offset = visit.query.number("partition", 0), visit.query.number("offset", 0)
+    name = request.path["name"]
+    partition, offset = request.query.number("partition", 0), request.query.number("offset", 0)
     assert partition is not None, "it has a default"
     assert offset is not None, "it has a default"
-    batches = visit.client.read(
+    batches = request.client.read(
         name, partition=partition, start=offset, records_max=1, columns=("offset", "value")
     )
     for batch in batches:
@@ -191,49 +197,49 @@ def value(visit: Visit) -> Download:
     raise OffsetOutOfRangeError(f"{name}/{partition} has no record at offset {offset}")
 
 
-def download(visit: Visit) -> Download:
+def download(request: ConsoleRequest) -> Download:
     """Return the records that a page's fields describe, as a file."""
-    how = visit.query["format"] or "jsonl"
+    how = request.query["format"] or "jsonl"
     if how not in FORMATS:
         raise InvalidRequestError(f"format: {how!r} is none of {', '.join(FORMATS)}")
-    count = visit.query.number("records", 1000) or 1
+    count = request.query.number("records", 1000) or 1
     if count > DOWNLOAD_RECORDS_MAX:
         raise InvalidRequestError(
             f"records: at most {DOWNLOAD_RECORDS_MAX:,} at once, got {count:,}; for more use "
             "'strandline read'"
         )
-    info = visit.client.stream_info(visit.path["name"])
+    info = request.client.stream_info(request.path["name"])
     budget = Budget(
-        visit.clock,
+        request.clock,
         records=10 * DOWNLOAD_RECORDS_MAX,
         size_bytes=DOWNLOAD_BYTES_MAX,
         seconds=DOWNLOAD_S,
     )
-    found = _reading(visit, info, budget=budget).read(count)
+    found = _reading(request, info, budget=budget).read(count)
     _, media_type, encode = FORMATS[how]
     # A file that lacks records because of the limits says so in its name.
     part = ".part" if found.is_cut else ""
     return Download(encode(found.records), f"{info.name}{part}.{how}", media_type)
 
 
-def publish_page(visit: Visit) -> Page:
+def publish_page(request: ConsoleRequest) -> Page:
     """Return the form that publishes a record."""
-    info = visit.client.stream_info(visit.path["name"], of_leaders=False)
-    partition, offset = visit.query.number("partition"), visit.query.number("offset")
+    info = request.client.stream_info(request.path["name"], of_leaders=False)
+    partition, offset = request.query.number("partition"), request.query.number("offset")
     values = {
         "name": info.name,
         "config": info.config,
         "count": len(info.partitions),
-        "form": visit.form,
+        "form": request.form,
         "stored": None if partition is None or offset is None else (partition, offset),
     }
     return Page("publish.html", values)
 
 
-def publish(visit: Visit) -> Redirect:
+def publish(request: ConsoleRequest) -> Redirect:
     """Append one record and wait for its ack."""
-    name, form = visit.path["name"], visit.form
-    ack = visit.client.append(
+    name, form = request.path["name"], request.form
+    ack = request.client.append(
         name,
         None if "tombstone" in form else form.raw("value"),
         key=form["key"] or None,

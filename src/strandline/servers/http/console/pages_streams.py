@@ -6,8 +6,14 @@ from urllib.parse import quote
 from strandline.errors import InvalidRequestError
 from strandline.security.principal import INTERNAL_PREFIX
 from strandline.servers.http.console import texts
-from strandline.servers.http.console.gather import StreamRow, stream_rows, stream_view
-from strandline.servers.http.console.visit import ConsoleRoute, Fields, Page, Redirect, Visit
+from strandline.servers.http.console.cluster_queries import StreamRow, stream_rows, stream_view
+from strandline.servers.http.console.request import (
+    ConsoleRequest,
+    ConsoleRoute,
+    Fields,
+    Page,
+    Redirect,
+)
 
 SHOWN_MAX: Final = 200
 PARTITIONS_MAX_SHOWN: Final = 500
@@ -39,22 +45,22 @@ UNLIMITED: Final = {
 """Settings whose 0 means no limit."""
 
 
-def list_page(visit: Visit) -> Page:
+def list_page(request: ConsoleRequest) -> Page:
     """Return the streams whose name or subject contains the text that is looked for."""
-    rows = stream_rows(visit.client)
-    rates = visit.rates.of_streams(rows, visit.now_ms)
-    wanted, has_internal = visit.query["q"].lower(), "internal" in visit.query
+    rows = stream_rows(request.client)
+    rates = request.rates.of_streams(rows, request.now_ms)
+    wanted, has_internal = request.query["q"].lower(), "internal" in request.query
     found = [row for row in rows if _matches(row, wanted, has_internal=has_internal)]
-    found = _sorted(found, visit.query["sort"] or "name", rates)
+    found = _sorted(found, request.query["sort"] or "name", rates)
     values = {
         "rows": found[:SHOWN_MAX],
         "rates": rates,
         "count": len(found),
         "total": sum(not _is_internal(row) for row in rows),
-        "q": visit.query["q"],
-        "sort": visit.query["sort"] or "name",
+        "q": request.query["q"],
+        "sort": request.query["sort"] or "name",
         "has_internal": has_internal,
-        "note": NOTES.get(visit.query["note"], ""),
+        "note": NOTES.get(request.query["note"], ""),
     }
     return Page("streams.html", values)
 
@@ -79,10 +85,10 @@ def _sorted(rows: list[StreamRow], by: str, rates: dict[str, float | None]) -> l
     return sorted(rows, key=keys[by]) if by in keys else rows
 
 
-def stream_page(visit: Visit) -> Page:
+def stream_page(request: ConsoleRequest) -> Page:
     """Return one stream with its partitions and settings."""
-    view = stream_view(visit.client, visit.path["name"])
-    rates = visit.rates.of_streams([view.row], visit.now_ms)
+    view = stream_view(request.client, request.path["name"])
+    rates = request.rates.of_streams([view.row], request.now_ms)
     values = {
         "row": view.row,
         "name": view.row.config.name,
@@ -90,8 +96,8 @@ def stream_page(visit: Visit) -> Page:
         "hidden": max(0, len(view.partitions) - PARTITIONS_MAX_SHOWN),
         "rate": rates[view.row.config.name],
         "settings": settings_of(view.row),
-        "note": NOTES.get(visit.query["note"], ""),
-        "form": visit.form,
+        "note": NOTES.get(request.query["note"], ""),
+        "form": request.form,
     }
     return Page("stream.html", values)
 
@@ -123,16 +129,16 @@ def _setting(name: str, value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value or "-")
 
 
-def create_page(visit: Visit) -> Page:
+def create_page(request: ConsoleRequest) -> Page:
     """Return the form that creates a stream."""
-    return Page("stream_create.html", {"form": visit.form, "choices": CHOICES})
+    return Page("stream_create.html", {"form": request.form, "choices": CHOICES})
 
 
-def create(visit: Visit) -> Redirect:
+def create(request: ConsoleRequest) -> Redirect:
     """Create a stream, checked as the CLI's are."""
-    values = config_values(visit.form)
+    values = config_values(request.form)
     name = values.pop("name")
-    visit.client.create_stream(name, **values)
+    request.client.create_stream(name, **values)
     return Redirect(f"/streams/{quote(name, safe='')}?note=created")
 
 
@@ -169,30 +175,30 @@ def config_values(form: Fields) -> dict[str, Any]:
     return found
 
 
-def delete_page(visit: Visit) -> Page:
+def delete_page(request: ConsoleRequest) -> Page:
     """Return the form that deletes a stream."""
-    view = stream_view(visit.client, visit.path["name"])
+    view = stream_view(request.client, request.path["name"])
     return Page("stream_delete.html", {"row": view.row, "name": view.row.config.name})
 
 
-def delete(visit: Visit) -> Redirect:
+def delete(request: ConsoleRequest) -> Redirect:
     """Delete a stream whose name was typed as a confirmation."""
-    name = visit.path["name"]
-    if visit.form["confirmed_name"] != name:
+    name = request.path["name"]
+    if request.form["confirmed_name"] != name:
         raise InvalidRequestError(f"type the name of the stream, {name}, to delete it")
-    visit.client.delete_stream(name)
+    request.client.delete_stream(name)
     return Redirect("/streams?note=deleted")
 
 
-def delete_records(visit: Visit) -> Redirect:
+def delete_records(request: ConsoleRequest) -> Redirect:
     """Delete a partition's records below an offset."""
-    name = visit.path["name"]
-    before, partition = visit.form.number("before"), visit.form.number("partition", 0)
+    name = request.path["name"]
+    before, partition = request.form.number("before"), request.form.number("partition", 0)
     if before is None or partition is None:
         raise InvalidRequestError("before: give the first offset to keep")
-    if "confirmed" not in visit.form:
+    if "confirmed" not in request.form:
         raise InvalidRequestError("tick the box to confirm that the records are to be deleted")
-    visit.client.delete_records(name, before, partition=partition)
+    request.client.delete_records(name, before, partition=partition)
     return Redirect(f"/streams/{quote(name, safe='')}?note=purged")
 
 

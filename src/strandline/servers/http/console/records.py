@@ -13,7 +13,7 @@ from strandline.api.admin import PartitionInfo
 from strandline.client.client import Client
 from strandline.clock import Clock
 from strandline.errors import InvalidRequestError, UnknownPartitionError
-from strandline.servers.http.console.visit import Fields
+from strandline.servers.http.console.request import Fields
 
 PAGE_RECORDS: Final = 50
 PAGE_RECORDS_MAX: Final = 200
@@ -31,7 +31,7 @@ BATCH_BYTES: Final = 256 << 10
 COLUMNS: Final = ("offset", "timestamp", "subject", "key", "value", "headers")
 
 
-class ShownRecord(NamedTuple):
+class ConsoleRecord(NamedTuple):
     """A record as it was read."""
 
     partition: int
@@ -75,12 +75,12 @@ class RecordQuery(NamedTuple):
         return bool(self.header or self.text)
 
     @property
-    def matcher(self) -> Callable[[ShownRecord], bool]:
+    def matcher(self) -> Callable[[ConsoleRecord], bool]:
         """Return a function that applies the rest to a record."""
         name, has_value, content = self.header.partition("=")
         name, content, text = name.strip().lower(), content.strip().lower(), self.text.lower()
 
-        def matches(record: ShownRecord) -> bool:
+        def matches(record: ConsoleRecord) -> bool:
             if text and text not in (record.value or b"").decode("utf-8", "replace").lower():
                 return False
             return not name or any(
@@ -115,7 +115,7 @@ class Budget:
             return True
         return self._clock.monotonic_ms() > self._until_ms
 
-    def spend(self, record: ShownRecord) -> None:
+    def spend(self, record: ConsoleRecord) -> None:
         """Count a record that was looked at."""
         self._records -= 1
         self._bytes -= record.size
@@ -134,7 +134,7 @@ def search_budget(clock: Clock) -> Budget:
 class RecordPage(NamedTuple):
     """The records of a page, and where the next page begins."""
 
-    records: list[ShownRecord]
+    records: list[ConsoleRecord]
     places: dict[int, int]
     """Partition → the next offset in the direction of reading, half-open."""
     is_cut: bool
@@ -147,7 +147,7 @@ class RecordReader:
     """A reader of one stream's records for one request.
 
     Args:
-        client: the visitor's.
+        client: the user's.
         stream: the stream.
         partitions: those to read, as their leaders describe them.
         wanted: which records are wanted.
@@ -178,7 +178,7 @@ class RecordReader:
         return self._page(places, count, is_newest_first=False)
 
     def _page(self, places: Mapping[int, int], count: int, *, is_newest_first: bool) -> RecordPage:
-        found: list[list[ShownRecord]] = []
+        found: list[list[ConsoleRecord]] = []
         ends: dict[int, int] = {}
         for part in self._partitions:
             low, high = part.log_start_offset, part.high_watermark
@@ -208,12 +208,12 @@ class RecordReader:
 
     def _some(
         self, partition: int, bounds: tuple[int, int], count: int, *, is_newest_first: bool
-    ) -> tuple[list[ShownRecord], int]:
+    ) -> tuple[list[ConsoleRecord], int]:
         """Return up to ``count`` records of a partition, and where the next begin."""
         (start, stop), budget = bounds, self._budget
         if start >= stop or budget.is_spent:
             return [], stop if is_newest_first else start
-        found: list[ShownRecord] = []
+        found: list[ConsoleRecord] = []
         matches = self._wanted.matcher
         for record in self._read(partition, bounds, is_newest_first=is_newest_first, count=count):
             if budget.is_spent:
@@ -227,7 +227,7 @@ class RecordReader:
 
     def _read(
         self, partition: int, bounds: tuple[int, int], *, is_newest_first: bool, count: int
-    ) -> Iterator[ShownRecord]:
+    ) -> Iterator[ConsoleRecord]:
         batches = self._client.read(
             self._stream,
             partition=partition,
@@ -244,17 +244,19 @@ class RecordReader:
             yield from records_of(batch, partition)
 
 
-def _time_of(record: ShownRecord) -> int:
+def _time_of(record: ConsoleRecord) -> int:
     return record.timestamp_ns
 
 
-def records_of(batch: Any, partition: int) -> Iterator[ShownRecord]:
+def records_of(batch: Any, partition: int) -> Iterator[ConsoleRecord]:
     """Yield the records of an Arrow batch with all columns."""
     columns = {name: batch.column(name) for name in COLUMNS}
     times = columns.pop("timestamp").cast("int64").to_pylist()
     rows = zip(times, *(column.to_pylist() for column in columns.values()), strict=True)
     for at_ns, offset, subject, key, value, headers in rows:
-        yield ShownRecord(partition, offset, at_ns, subject or "", key, value, list(headers or ()))
+        yield ConsoleRecord(
+            partition, offset, at_ns, subject or "", key, value, list(headers or ())
+        )
 
 
 def chosen_partitions(partitions: tuple[PartitionInfo, ...], fields: Fields) -> list[PartitionInfo]:

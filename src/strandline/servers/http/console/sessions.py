@@ -1,6 +1,6 @@
-"""Sessions of the console's visitors, and the tokens against forged requests.
+"""Sessions of the console's users, and the tokens against forged requests.
 
-Rules: a cookie holds a random id and nothing else; the visitor's token stays in the memory of the
+Rules: a cookie holds a random id and nothing else; the user's token stays in the memory of the
 broker. The number of sessions is limited, the one used longest ago ends first. A form carries a
 code that only the server can compute from the cookie, so that another site cannot post it.
 """
@@ -21,7 +21,7 @@ ID_BYTES: Final = 24
 
 
 class ConsoleSession(NamedTuple):
-    """A visitor who has shown a token."""
+    """A user who has shown a token."""
 
     token: str
     principal: str

@@ -59,7 +59,7 @@ class Arrow(NamedTuple):
 
 
 class Diagram(NamedTuple):
-    """What is drawn, with its size."""
+    """A drawing and its size."""
 
     width: int
     height: int

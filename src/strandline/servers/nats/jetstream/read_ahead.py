@@ -1,4 +1,4 @@
-"""What a consumer has read ahead: new records, and those that are due for redelivery.
+"""Records that a consumer has read ahead: new ones, and those due for redelivery.
 
 Rules: new records are read in runs, which wait here until pulls want them; redeliveries are read
 together, as they are due. Records that were deleted meanwhile are not given out.

@@ -489,7 +489,7 @@ class ConsumerRunner:
 
     @property
     def _rest_ms(self) -> float:
-        """How long no state is stored after this one, so that the next one has more to store."""
+        """The time after a store in which no other begins, so that the next one has more to do."""
         pending, limit = len(self.kept.state.pending), self.core.policy.max_ack_pending
         rest_ms = pending * STORE_REST_MS
         if pending * 2 >= limit:

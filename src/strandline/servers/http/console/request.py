@@ -1,4 +1,4 @@
-"""A request of a visitor, and the kinds of answers that a page returns. Plain data."""
+"""A request of a user, and the kinds of answers that a page returns. Plain data."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, Protocol
@@ -11,7 +11,7 @@ from strandline.errors import (
     UnauthenticatedError,
     UnknownStreamError,
 )
-from strandline.servers.http.console.gather import RateBook
+from strandline.servers.http.console.cluster_queries import RateTracker
 
 NOT_ABOUT_A_FIELD: Final = (NotAllowedError, UnauthenticatedError, UnknownStreamError)
 """Errors of a request that no other entry in a form would avoid."""
@@ -60,8 +60,8 @@ class Fields:
         return int(text)
 
 
-class Visit(NamedTuple):
-    """One request of a visitor."""
+class ConsoleRequest(NamedTuple):
+    """One request of a user."""
 
     client: Client
     path: Mapping[str, str]
@@ -69,7 +69,7 @@ class Visit(NamedTuple):
     query: Fields
     form: Fields
     clock: Clock
-    rates: RateBook
+    rates: RateTracker
     principal: str = ""
     """Empty where access is not checked."""
 
@@ -116,13 +116,13 @@ Answer = Page | Redirect | Download | JsonAnswer
 
 
 class Handler(Protocol):
-    """A function that answers visits; it runs on a thread and may block."""
+    """A function that answers requests; it runs on a thread and may block."""
 
-    def __call__(self, visit: Visit, /) -> Answer:
-        """Answer one visit.
+    def __call__(self, request: ConsoleRequest, /) -> Answer:
+        """Answer one request.
 
         Raises:
-            StrandlineError: shown to the visitor.
+            StrandlineError: shown to the user.
         """
         ...
 
@@ -132,6 +132,6 @@ class ConsoleRoute(NamedTuple):
 
     method: str
     path: str
-    handler: Callable[[Visit], Answer]
-    form: Callable[[Visit], Answer] | None = None
+    handler: Callable[[ConsoleRequest], Answer]
+    form: Callable[[ConsoleRequest], Answer] | None = None
     """For an action: the page that shows its form, to show its error there."""

@@ -1,4 +1,4 @@
-"""What the pages show of a cluster, gathered from every broker at once.
+"""The state of a cluster for the pages, asked of every broker at once.
 
 Rules: an answer about a partition is its leader's, whichever broker renders the page. A broker that
 does not answer in time is shown as such and delays a page by a few seconds at most.
@@ -98,7 +98,7 @@ def cluster_view(client: Client) -> ClusterView:
     """Return the cluster with the status of every broker; blocks.
 
     Raises:
-        StrandlineError: no broker answers, or the visitor may not read the cluster.
+        StrandlineError: no broker answers, or the user may not read the cluster.
     """
     brokers = client.brokers
     statuses = {
@@ -164,7 +164,7 @@ class ReplicaState(NamedTuple):
     """A replica of a partition."""
 
     broker: str
-    """Its id, or its address where the visitor may not read the cluster."""
+    """Its id, or its address where the user may not read the cluster."""
     is_leader: bool
     is_in_sync: bool
     lag_records: int | None
@@ -210,7 +210,7 @@ class StreamRow(NamedTuple):
 
 
 def stream_rows(client: Client) -> list[StreamRow]:
-    """Return every stream that the visitor may see, by name; blocks.
+    """Return every stream that the user may see, by name; blocks.
 
     Raises:
         StrandlineError: no broker answers.
@@ -273,7 +273,7 @@ def stream_view(client: Client, name: str) -> StreamDetails:
 
 
 def _cluster_of(client: Client) -> ClusterStatus | None:
-    """Return the cluster's status; None for a broker alone, or if the visitor may not read it."""
+    """Return the cluster's status; None for a broker alone, or if the user may not read it."""
     if not client.brokers.metadata.brokers:
         return None
     try:
@@ -290,7 +290,7 @@ def _copies_of(cluster: ClusterStatus | None, name: str) -> dict[int, CopiesInfo
 
 
 def _row_of_addresses(part: PartitionInfo) -> PartitionRow:
-    """Return a partition as a visitor sees it who may not read the cluster."""
+    """Return a partition as a user sees it who may not read the cluster."""
     replicas = tuple(
         ReplicaState(at, at == part.leader, is_in_sync=True, lag_records=None)
         for at in part.in_sync
@@ -323,7 +323,7 @@ def _lag(part: PartitionInfo, info: StreamInfo | None) -> int | None:
     return max(0, part.log_end_offset - info.partitions[part.partition].log_end_offset)
 
 
-class RateBook:
+class RateTracker:
     """Rates of numbers that only grow, from their values when pages were made; any thread."""
 
     def __init__(self) -> None:

@@ -1,10 +1,10 @@
 """The way of a request to a page: host, session, form, a thread of the console, and the answer.
 
-Rules: a page is shown to a visitor with a session, or with a token in the headers; an action needs
-a session and the code of its form. Where access is not checked everybody is a visitor, but a
+Rules: a page is shown to a user with a session, or with a token in the headers; an action needs
+a session and the code of its form. Where access is not checked everybody is a user, but a
 listener on this machine answers only under a name of this machine: otherwise a page of another
 site could reach it under a name that it controls. At most ``WAITING_MAX`` requests wait for a
-thread, so that visitors cannot pile up work.
+thread, so that users cannot pile up work.
 """
 
 import asyncio
@@ -33,19 +33,19 @@ from strandline.errors import (
 )
 from strandline.security.policy import ClientCredentials
 from strandline.servers.http.console.clients import ClientPool, Reached
-from strandline.servers.http.console.gather import RateBook
+from strandline.servers.http.console.cluster_queries import RateTracker
 from strandline.servers.http.console.headers import HEADERS
-from strandline.servers.http.console.sessions import SessionStore, new_id
-from strandline.servers.http.console.visit import (
+from strandline.servers.http.console.request import (
     Answer,
+    ConsoleRequest,
     ConsoleRoute,
     Download,
     Fields,
     JsonAnswer,
     Page,
     Redirect,
-    Visit,
 )
+from strandline.servers.http.console.sessions import SessionStore, new_id
 from strandline.servers.http.guard import CHALLENGE, token_of
 
 logger = logging.getLogger(__name__)
@@ -67,8 +67,8 @@ STATUS: Final[tuple[tuple[type[StrandlineError], int], ...]] = (
 )
 
 
-class Visitor(NamedTuple):
-    """Who asks: a cookie, and where access is checked a token and its principal."""
+class ConsoleUser(NamedTuple):
+    """A user of the console: a cookie, and where access is checked a token and its principal."""
 
     cookie: str
     token: str = ""
@@ -77,16 +77,16 @@ class Visitor(NamedTuple):
     """Whether the cookie is still to be set."""
 
 
-class NoSession(Exception):  # noqa: N818 - not an error: the visitor has to log in
-    """The visitor has no session."""
+class NoSession(Exception):  # noqa: N818 - not an error: the user has to log in
+    """The user has no session."""
 
 
-class ConsoleDoor:
+class ConsoleEndpoints:
     """The entry to the console of one broker.
 
     Args:
         broker: the broker.
-        access: identifies the visitors.
+        access: identifies the users.
         flight_port: returns the port of its Arrow Flight.
     """
 
@@ -95,7 +95,7 @@ class ConsoleDoor:
         self._access = access
         self._clients = ClientPool(broker, flight_port)
         self._sessions = SessionStore(broker.clock)
-        self._rates = RateBook()
+        self._rates = RateTracker()
         self._threads: ThreadPoolExecutor | None = None
         self._waiting = 0
 
@@ -122,21 +122,19 @@ class ConsoleDoor:
     def _endpoint(self, route: ConsoleRoute) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
             try:
-                visitor = self._visitor(request, may_show_header=route.method == "GET")
+                user = self._user(request, may_show_header=route.method == "GET")
             except NoSession:
                 return self._to_login(request)
             form = Fields({})
             if route.method == "POST":
-                form = await self._form(request, visitor)
-            response = await self._on_thread(
-                lambda: self._answer(route, request, visitor, form=form)
-            )
-            return self._with_cookie(request, response, visitor)
+                form = await self._form(request, user)
+            response = await self._on_thread(lambda: self._answer(route, request, user, form=form))
+            return self._with_cookie(request, response, user)
 
         return answer
 
-    def _visitor(self, request: Request, *, may_show_header: bool) -> Visitor:
-        """Identify the visitor.
+    def _user(self, request: Request, *, may_show_header: bool) -> ConsoleUser:
+        """Identify the user.
 
         Raises:
             NoSession: there is no session.
@@ -149,15 +147,15 @@ class ConsoleDoor:
                 raise HTTPException(
                     403,
                     "clients need certificates here (tls.authority), which the console does not "
-                    "ask for: set auth.enabled, so that its visitors can log in",
+                    "ask for: set auth.enabled, so that its users can log in",
                 )
-            return Visitor(cookie) if cookie else Visitor(new_id(), is_new=True)
+            return ConsoleUser(cookie) if cookie else ConsoleUser(new_id(), is_new=True)
         if may_show_header and (token := token_of(request)) is not None:
-            return Visitor(cookie, token, self._principal(token))
+            return ConsoleUser(cookie, token, self._principal(token))
         session = self._sessions.find(cookie) if cookie else None
         if session is None:
             raise NoSession
-        return Visitor(cookie, session.token, session.principal)
+        return ConsoleUser(cookie, session.token, session.principal)
 
     def _principal(self, token: str) -> str:
         """Return the principal of a token.
@@ -174,55 +172,55 @@ class ConsoleDoor:
             raise HTTPException(status_of(error), error.message) from None
         return str(caller.principal)
 
-    async def _form(self, request: Request, visitor: Visitor) -> Fields:
+    async def _form(self, request: Request, user: ConsoleUser) -> Fields:
         """Return the posted form.
 
         Raises:
-            HTTPException: it was not made by this server for this visitor.
+            HTTPException: it was not made by this server for this user.
         """
         fields = Fields(await _posted(request))
-        if not self._sessions.is_form_code(visitor.cookie, fields[FORM_CODE]):
+        if not self._sessions.is_form_code(user.cookie, fields[FORM_CODE]):
             raise HTTPException(
                 403, "this form is out of date: go back, reload the page, and send it again"
             )
         return fields
 
     def _answer(
-        self, route: ConsoleRoute, request: Request, visitor: Visitor, *, form: Fields
+        self, route: ConsoleRoute, request: Request, user: ConsoleUser, *, form: Fields
     ) -> Response:
         """Answer a request; runs on a thread of the console."""
         query = Fields(dict(request.query_params))
         try:
-            visit = Visit(
-                client=self._clients.of(visitor.token),
+            asked = ConsoleRequest(
+                client=self._clients.of(user.token),
                 path=request.path_params,
                 query=query,
                 form=form,
                 clock=self._broker.clock,
                 rates=self._rates,
-                principal=visitor.principal,
+                principal=user.principal,
             )
             try:
-                return self._response(route.handler(visit), request, visitor)
+                return self._response(route.handler(asked), request, user)
             except StrandlineError as error:
                 if route.form is None or isinstance(error, UnauthenticatedError):
                     raise
-                page = route.form(visit)
+                page = route.form(asked)
                 assert isinstance(page, Page), "a form is on a page"
                 values = {**page.values, "problem": error.message}
                 shown = Page(page.template, values, status_of(error))
-                return self._response(shown, request, visitor)
+                return self._response(shown, request, user)
         except UnauthenticatedError:
-            self._sessions.close(visitor.cookie)
+            self._sessions.close(user.cookie)
             return self._to_login(request)
         except StrandlineError as error:
             status = status_of(error)
             if "application/json" in request.headers.get("accept", ""):
                 return _json({"error": error.message}, status)
             values = {"status": status, "message": error.message}
-            return self._response(Page("error.html", values, status), request, visitor)
+            return self._response(Page("error.html", values, status), request, user)
 
-    def _response(self, answer: Answer, request: Request, visitor: Visitor) -> Response:
+    def _response(self, answer: Answer, request: Request, user: ConsoleUser) -> Response:
         match answer:
             case Redirect(to):
                 return RedirectResponse(to, 303)
@@ -232,17 +230,17 @@ class ConsoleDoor:
                 return Response(body, media_type=media_type, headers=headers)
             case JsonAnswer(value):
                 return _json(value)
-        values = {**self._shared(request, visitor), **answer.values}
+        values = {**self._shared(request, user), **answer.values}
         return HTMLResponse(self._render(answer.template, values), answer.status)
 
-    def _shared(self, request: Request, visitor: Visitor) -> dict[str, Any]:
+    def _shared(self, request: Request, user: ConsoleUser) -> dict[str, Any]:
         """Return the values that every page needs."""
         cluster = self._broker.config.cluster
         return {
             "path": request.url.path,
             "query": dict(request.query_params),
-            "form_code": self._sessions.form_code(visitor.cookie),
-            "principal": visitor.principal,
+            "form_code": self._sessions.form_code(user.cookie),
+            "principal": user.principal,
             "is_checked": self._access.is_on,
             "broker_id": cluster.broker_id,
             "cluster_name": cluster.name if cluster.is_on else "",
@@ -268,20 +266,20 @@ class ConsoleDoor:
 
     async def _show_login(self, request: Request) -> Response:
         cookie = request.cookies.get(_cookie_name(request), "")
-        visitor = Visitor(cookie) if cookie else Visitor(new_id(), is_new=True)
-        return await self._login_page(request, visitor)
+        user = ConsoleUser(cookie) if cookie else ConsoleUser(new_id(), is_new=True)
+        return await self._login_page(request, user)
 
     async def _login_page(
-        self, request: Request, visitor: Visitor, *, problem: str = "", status: int = 200
+        self, request: Request, user: ConsoleUser, *, problem: str = "", status: int = 200
     ) -> Response:
         values = {"problem": problem, "next": _local_path(request.query_params.get("next", "/"))}
         page = Page("login.html", values, status)
-        response = await self._on_thread(lambda: self._response(page, request, visitor))
-        return self._with_cookie(request, response, visitor)
+        response = await self._on_thread(lambda: self._response(page, request, user))
+        return self._with_cookie(request, response, user)
 
     async def _log_in(self, request: Request) -> Response:
         """Begin a session for a valid token."""
-        before = Visitor(request.cookies.get(_cookie_name(request), ""))
+        before = ConsoleUser(request.cookies.get(_cookie_name(request), ""))
         form = await self._form(request, before)
         try:
             principal = self._principal(form["token"])
@@ -291,12 +289,12 @@ class ConsoleDoor:
         # A new id, so that a cookie that was planted before does not become a session.
         session = self._sessions.open(form["token"], principal)
         response = RedirectResponse(_local_path(form["next"]), 303)
-        return self._with_cookie(request, response, Visitor(session, is_new=True))
+        return self._with_cookie(request, response, ConsoleUser(session, is_new=True))
 
     async def _log_out(self, request: Request) -> Response:
-        visitor = Visitor(request.cookies.get(_cookie_name(request), ""))
-        await self._form(request, visitor)
-        self._sessions.close(visitor.cookie)
+        user = ConsoleUser(request.cookies.get(_cookie_name(request), ""))
+        await self._form(request, user)
+        self._sessions.close(user.cookie)
         response = RedirectResponse(LOGIN, 303)
         response.delete_cookie(_cookie_name(request))
         return response
@@ -310,11 +308,11 @@ class ConsoleDoor:
         to = asked if request.method in ("GET", "HEAD") else "/"
         return RedirectResponse(f"{LOGIN}?next={quote(to)}", 303)
 
-    def _with_cookie(self, request: Request, response: Response, visitor: Visitor) -> Response:
-        if visitor.is_new:
+    def _with_cookie(self, request: Request, response: Response, user: ConsoleUser) -> Response:
+        if user.is_new:
             response.set_cookie(
                 _cookie_name(request),
-                visitor.cookie,
+                user.cookie,
                 httponly=True,
                 samesite="strict",
                 secure=self._broker.config.tls.is_on,
@@ -342,7 +340,7 @@ class ConsoleDoor:
         """Return the page of an error that ends a request before any page."""
         values = {"status": error.status_code, "message": error.detail, "is_bare": True}
         page = Page("error.html", values, error.status_code)
-        shown = await asyncio.to_thread(self._response, page, request, Visitor(""))
+        shown = await asyncio.to_thread(self._response, page, request, ConsoleUser(""))
         shown.headers.update({**HEADERS, **(error.headers or {})})
         return shown
 
