@@ -266,13 +266,14 @@ def changelog():
         connected.append_batch("changes", changes([0] * 3_000))
         for _ in range(10):
             connected.append_batch("changes", changes(range(1, 4_000, 2)))
-        deadline = time.monotonic() + 30
-        before, left = 0, 65_000
-        while left == 65_000 or left != before:
-            assert time.monotonic() < deadline, f"not compacted: {left} records"
+        deadline = time.monotonic() + 60
+        found = [65_000]
+        # A pass may take seconds on a busy machine; each replaces files.
+        while found[-1] == 65_000 or len(set(found[-6:])) > 1 or len(found) < 6:
+            assert time.monotonic() < deadline, f"not compacted: {found[-1]} records"
             time.sleep(0.5)
-            before, left = left, connected.read("changes", columns=["offset"]).read_all().num_rows
-        yield connected, left
+            found.append(connected.read("changes", columns=["offset"]).read_all().num_rows)
+        yield connected, found[-1]
 
 
 def test_encrypted_streams_are_the_brokers(tmp_path):
