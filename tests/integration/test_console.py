@@ -44,7 +44,7 @@ class Browser:
         for cookie in response.headers.get_all("set-cookie") or ():
             name, value = cookie.split(";")[0].split("=", 1)
             self.cookies[name] = value
-        found = re.search(r'name="form_code" value="(\w+)"', text)
+        found = re.search(r'name="csrf_token" value="(\w+)"', text)
         self.code = found[1] if found else self.code
         return response.status, response.headers, text
 
@@ -54,7 +54,7 @@ class Browser:
     def post(self, path, fields=None, *, code=None, headers=()):
         """Send a form, with the code of the last page unless another is given."""
         body = urllib.parse.urlencode(
-            {"form_code": self.code if code is None else code, **(fields or {})}
+            {"csrf_token": self.code if code is None else code, **(fields or {})}
         )
         return self.ask(
             "POST", path, body=body, headers={"Content-Type": FORM_TYPE, **dict(headers)}
@@ -242,7 +242,7 @@ def test_actions_take_forms_only(server):
     user = Browser(server.http_url)
     user.log_in(ADMIN)
     user.get("/create-stream")
-    body = f"form_code={user.code}&name=x"
+    body = f"csrf_token={user.code}&name=x"
     for media_type in ("text/plain", "application/json", ""):
         headers = {"Content-Type": media_type}
         assert user.ask("POST", "/create-stream", body=body, headers=headers)[0] == 415

@@ -41,13 +41,13 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 def build_app(broker: BrokerView, console: ASGIApp) -> Starlette:
     """Return the web application of one broker; ``console`` gets what is not for programs."""
-    pages, access = MachinePages(broker), Access(broker.config, broker)
+    api, access = ApiRoutes(broker), Access(broker.config, broker)
     routes = {
-        "/metrics": pages.metrics,
-        "/health/live": pages.live,
-        "/health/ready": pages.ready,
-        "/api/streams": pages.api_streams,
-        "/api/streams/{name}": pages.api_stream,
+        "/metrics": api.metrics,
+        "/health/live": api.live,
+        "/health/ready": api.ready,
+        "/api/streams": api.api_streams,
+        "/api/streams/{name}": api.api_stream,
     }
     machine = [
         Route(
@@ -61,8 +61,8 @@ def build_app(broker: BrokerView, console: ASGIApp) -> Starlette:
     return app
 
 
-class MachinePages:
-    """The routes for programs, one method each."""
+class ApiRoutes:
+    """The routes of the API for programs, one method each."""
 
     def __init__(self, broker: BrokerView) -> None:
         self._broker = broker

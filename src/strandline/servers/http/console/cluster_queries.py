@@ -120,7 +120,7 @@ def cluster_view(client: Client) -> ClusterView:
             each.state,
             each.rack,
             each.is_voter,
-            *_status_of(statuses.get(each.flight_address)),
+            *_status_of(statuses.get(each.flight_address), each.state),
         )
         for each in cluster.brokers
     )
@@ -129,10 +129,17 @@ def cluster_view(client: Client) -> ClusterView:
 
 
 def _status_of(
-    found: BrokerStatus | StrandlineError | None,
+    found: BrokerStatus | StrandlineError | None, state: str
 ) -> tuple[BrokerStatus | None, str]:
+    """Return the status of a broker, or why it was not received.
+
+    Args:
+        found: its answer; None: the metadata has no such broker in service, so it was not asked.
+        state: its state, as the controller knows it.
+    """
     if found is None:
-        return None, "it is not in service"
+        is_serving = state in ("live", "draining")
+        return None, "it has just registered" if is_serving else f"it is {state}"
     if isinstance(found, StrandlineError):
         return None, found.message
     return found, ""

@@ -1,10 +1,10 @@
-"""The way of a request to a page: host, session, form, a thread of the console, and the answer.
+"""Handles requests to the console, and runs its pages on worker threads.
 
-Rules: a page is shown to a user with a session, or with a token in the headers; an action needs
-a session and the code of its form. Where access is not checked everybody is a user, but a
-listener on this machine answers only under a name of this machine: otherwise a page of another
-site could reach it under a name that it controls. At most ``WAITING_MAX`` requests wait for a
-thread, so that users cannot pile up work.
+Rules: each request is checked first: its host, its session, and the CSRF token of a form. A page
+needs a session, or a token in the headers; an action needs a session and the CSRF token of its
+form. Without access control everybody may use the console, but a loopback listener accepts only
+``localhost`` or an IP address as the host, against DNS rebinding. At most 32 pages are in progress;
+four run at a time, and the next request gets 503.
 """
 
 import asyncio
@@ -45,16 +45,17 @@ from strandline.servers.http.console.request import (
     Page,
     Redirect,
 )
-from strandline.servers.http.console.sessions import SessionStore, new_id
+from strandline.servers.http.console.sessions import SessionStore, new_session_id
 from strandline.servers.http.guard import CHALLENGE, token_of
 
 logger = logging.getLogger(__name__)
 
 THREADS: Final = 4
-WAITING_MAX: Final = 32
+REQUESTS_MAX: Final = 32
+"""Pages in progress: those that run, and those that wait for a thread."""
 FIELDS_MAX: Final = 100
 LOGIN: Final = "/login"
-FORM_CODE: Final = "form_code"
+CSRF_FIELD: Final = "csrf_token"
 FORM_TYPE: Final = "application/x-www-form-urlencoded"
 STATUS: Final[tuple[tuple[type[StrandlineError], int], ...]] = (
     (UnauthenticatedError, 401),
@@ -97,7 +98,7 @@ class ConsoleEndpoints:
         self._sessions = SessionStore(broker.clock)
         self._rates = RateTracker()
         self._threads: ThreadPoolExecutor | None = None
-        self._waiting = 0
+        self._in_progress = 0
 
     def routes(self, declared: list[ConsoleRoute]) -> list[Route]:
         """Return the web framework's routes of the console."""
@@ -149,7 +150,7 @@ class ConsoleEndpoints:
                     "clients need certificates here (tls.authority), which the console does not "
                     "ask for: set auth.enabled, so that its users can log in",
                 )
-            return ConsoleUser(cookie) if cookie else ConsoleUser(new_id(), is_new=True)
+            return ConsoleUser(cookie) if cookie else ConsoleUser(new_session_id(), is_new=True)
         if may_show_header and (token := token_of(request)) is not None:
             return ConsoleUser(cookie, token, self._principal(token))
         session = self._sessions.find(cookie) if cookie else None
@@ -179,7 +180,7 @@ class ConsoleEndpoints:
             HTTPException: it was not made by this server for this user.
         """
         fields = Fields(await _posted(request))
-        if not self._sessions.is_form_code(user.cookie, fields[FORM_CODE]):
+        if not self._sessions.is_csrf_token(user.cookie, fields[CSRF_FIELD]):
             raise HTTPException(
                 403, "this form is out of date: go back, reload the page, and send it again"
             )
@@ -239,7 +240,7 @@ class ConsoleEndpoints:
         return {
             "path": request.url.path,
             "query": dict(request.query_params),
-            "form_code": self._sessions.form_code(user.cookie),
+            "csrf_token": self._sessions.csrf_token(user.cookie),
             "principal": user.principal,
             "is_checked": self._access.is_on,
             "broker_id": cluster.broker_id,
@@ -252,21 +253,22 @@ class ConsoleEndpoints:
         return render(template, values)
 
     async def _on_thread(self, function: Callable[[], Response]) -> Response:
-        if self._waiting >= WAITING_MAX:
-            raise HTTPException(503, "too many pages are being made; try again in a moment")
+        if self._in_progress >= REQUESTS_MAX:
+            message = f"the console is busy ({REQUESTS_MAX} requests in progress); try again"
+            raise HTTPException(503, message)
         if self._threads is None:
             self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="console")
-        self._waiting += 1
+        self._in_progress += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, function)
         finally:
-            self._waiting -= 1
+            self._in_progress -= 1
 
     # Sessions
 
     async def _show_login(self, request: Request) -> Response:
         cookie = request.cookies.get(_cookie_name(request), "")
-        user = ConsoleUser(cookie) if cookie else ConsoleUser(new_id(), is_new=True)
+        user = ConsoleUser(cookie) if cookie else ConsoleUser(new_session_id(), is_new=True)
         return await self._login_page(request, user)
 
     async def _login_page(
@@ -345,17 +347,18 @@ class ConsoleEndpoints:
         return shown
 
     def _check_host(self, request: Request) -> None:
-        """Reject a name that is not of this machine, on a listener that is for it alone.
+        """Reject foreign host names on a loopback listener.
 
         Raises:
-            HTTPException: the name may belong to another site.
+            HTTPException: the host may belong to another site.
         """
         if self._access.is_on or not _is_loopback(self._broker.config.host):
             return
         host = request.url.hostname or ""
         if not (_is_address(host) or host == "localhost" or host.endswith(".localhost")):
             raise HTTPException(
-                403, f"the console is not known as {host!r}; open it as localhost or by address"
+                403,
+                f"host {host!r} is not allowed; open the console as localhost or by IP address",
             )
 
 

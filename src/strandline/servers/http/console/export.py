@@ -14,8 +14,8 @@ from typing import Any, Final
 import pyarrow as pa
 
 from strandline.record.schema import PARTITION_FIELD, RECORD_SCHEMA
+from strandline.servers.http.console.formatting import format_time_ns
 from strandline.servers.http.console.records import ConsoleRecord
-from strandline.servers.http.console.texts import exact_moment
 
 FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r")
 CSV_COLUMNS: Final = ("partition", "offset", "timestamp", "subject", "key", "value", "headers")
@@ -36,8 +36,8 @@ def as_csv(records: list[ConsoleRecord]) -> bytes:
         pairs = [[name, _shown(value)] for name, value in each.headers]
         headers = json.dumps(pairs) if pairs else ""
         texts = (each.subject, _shown(each.key), _shown(each.value), headers)
-        moment = exact_moment(each.timestamp_ns)
-        writer.writerow([each.partition, each.offset, moment, *map(_harmless, texts)])
+        time = format_time_ns(each.timestamp_ns)
+        writer.writerow([each.partition, each.offset, time, *map(_harmless, texts)])
     return out.getvalue().encode()
 
 
@@ -73,7 +73,7 @@ def _document(record: ConsoleRecord) -> dict[str, Any]:
     found: dict[str, Any] = {
         "partition": record.partition,
         "offset": record.offset,
-        "timestamp": exact_moment(record.timestamp_ns),
+        "timestamp": format_time_ns(record.timestamp_ns),
         "subject": record.subject,
     }
     for name, value in (("key", record.key), ("value", record.value)):

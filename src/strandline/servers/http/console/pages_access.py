@@ -4,8 +4,8 @@ from typing import Any, Final
 
 from strandline.errors import InvalidRequestError
 from strandline.security.acl import OPERATIONS, Rule
+from strandline.servers.http.console.formatting import parse_size
 from strandline.servers.http.console.request import ConsoleRequest, ConsoleRoute, Page, Redirect
-from strandline.servers.http.console.texts import parse_size
 
 NOTES: Final = {
     "granted": "The rule was added.",

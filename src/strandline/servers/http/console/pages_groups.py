@@ -8,6 +8,7 @@ from strandline.api.groups import GroupInfo, GroupSummary
 from strandline.client.client import Client
 from strandline.errors import InvalidRequestError, NotAllowedError, UnknownGroupError
 from strandline.servers.http.console.cluster_queries import StreamRow, stream_rows
+from strandline.servers.http.console.formatting import parse_time
 from strandline.servers.http.console.records import places_of, places_text
 from strandline.servers.http.console.request import (
     NOT_ABOUT_A_FIELD,
@@ -16,7 +17,6 @@ from strandline.servers.http.console.request import (
     Page,
     Redirect,
 )
-from strandline.servers.http.console.texts import parse_moment
 from strandline.types import PartitionName
 
 SHOWN_MAX: Final = 200
@@ -187,14 +187,14 @@ def _wanted_offsets(request: ConsoleRequest) -> dict[int, int]:
     if to in ("earliest", "latest"):
         found = request.client.offsets(stream, to)
     elif to == "time":
-        found = request.client.offsets(stream, parse_moment(query["at"], request.now_ns))
+        found = request.client.offsets(stream, parse_time(query["at"], request.now_ns))
     elif to == "offset":
         at = query.number("at")
         if at is None or partition is None:
             raise InvalidRequestError("an offset applies to one partition: give both")
         found = {partition: at}
     else:
-        raise InvalidRequestError(f"to: {to!r} is none of earliest, latest, time and offset")
+        raise InvalidRequestError(f"to must be earliest, latest, time or offset, got {to!r}")
     if partition is not None:
         found = {number: offset for number, offset in found.items() if number == partition}
         if not found:

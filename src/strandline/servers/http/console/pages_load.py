@@ -1,4 +1,4 @@
-"""The pages of what was: the load of the last hour, and the events."""
+"""The pages Load and Events."""
 
 from collections.abc import Callable
 from typing import Final, NamedTuple
@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 from markupsafe import Markup
 
 from strandline.api.monitoring import LIST_EVENTS, METRIC_HISTORY, ClusterEvent, HistorySample
-from strandline.servers.http.console import texts
+from strandline.servers.http.console import formatting
 from strandline.servers.http.console.cluster_queries import answers_of_all, cluster_view
 from strandline.servers.http.console.graphs import COLOURS, Line, graph
 from strandline.servers.http.console.request import ConsoleRequest, ConsoleRoute, Page
@@ -36,11 +36,11 @@ def _percent(value: float) -> str:
 
 
 def _per_s(value: float) -> str:
-    return f"{texts.number(value)}/s"
+    return f"{formatting.number(value)}/s"
 
 
 def _size_per_s(value: float) -> str:
-    return f"{texts.size(value)}/s"
+    return f"{formatting.size(value)}/s"
 
 
 def _ms(value: float) -> str:
@@ -55,9 +55,9 @@ GRAPHS: Final = (
     GraphSpec("Syncs", lambda it: it.syncs_per_s, _per_s),
     GraphSpec("Mean time of a sync", lambda it: it.sync_ms, _ms),
     GraphSpec("CPU of the process", lambda it: it.cpu_share, _percent),
-    GraphSpec("Memory of the process", lambda it: it.memory_bytes, texts.size, is_binary=True),
-    GraphSpec("Waiting to be stored", lambda it: it.pending_bytes, texts.size, is_binary=True),
-    GraphSpec("Records that followers lack", lambda it: it.lag_records, texts.number),
+    GraphSpec("Memory of the process", lambda it: it.memory_bytes, formatting.size, is_binary=True),
+    GraphSpec("Waiting to be stored", lambda it: it.pending_bytes, formatting.size, is_binary=True),
+    GraphSpec("Records that followers lack", lambda it: it.lag_records, formatting.number),
 )
 
 

@@ -7,6 +7,7 @@ from strandline.api.admin import StreamInfo
 from strandline.errors import InvalidRequestError, OffsetOutOfRangeError
 from strandline.servers.http.console.decoding import decoded, key_text
 from strandline.servers.http.console.export import FORMATS
+from strandline.servers.http.console.formatting import parse_time
 from strandline.servers.http.console.records import (
     DOWNLOAD_BYTES_MAX,
     DOWNLOAD_RECORDS_MAX,
@@ -34,7 +35,6 @@ from strandline.servers.http.console.request import (
     Page,
     Redirect,
 )
-from strandline.servers.http.console.texts import parse_moment
 
 STARTS: Final = (
     ("newest", "the newest"),
@@ -127,9 +127,9 @@ def _first_places(
     if start == "offset":
         return dict.fromkeys(numbers, request.query.number("at", 0) or 0)
     if start == "time":
-        return request.client.offsets(name, parse_moment(at, request.now_ns))
+        return request.client.offsets(name, parse_time(at, request.now_ns))
     if start not in ("newest", "oldest"):
-        raise InvalidRequestError(f"start: {start!r} is none of newest, oldest, offset and time")
+        raise InvalidRequestError(f"start must be newest, oldest, offset or time, got {start!r}")
     return {}
 
 
@@ -201,7 +201,7 @@ def download(request: ConsoleRequest) -> Download:
     """Return the records that a page's fields describe, as a file."""
     how = request.query["format"] or "jsonl"
     if how not in FORMATS:
-        raise InvalidRequestError(f"format: {how!r} is none of {', '.join(FORMATS)}")
+        raise InvalidRequestError(f"format must be one of {', '.join(FORMATS)}, got {how!r}")
     count = request.query.number("records", 1000) or 1
     if count > DOWNLOAD_RECORDS_MAX:
         raise InvalidRequestError(

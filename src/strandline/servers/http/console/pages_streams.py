@@ -5,7 +5,7 @@ from urllib.parse import quote
 
 from strandline.errors import InvalidRequestError
 from strandline.security.principal import INTERNAL_PREFIX
-from strandline.servers.http.console import texts
+from strandline.servers.http.console import formatting
 from strandline.servers.http.console.cluster_queries import StreamRow, stream_rows, stream_view
 from strandline.servers.http.console.request import (
     ConsoleRequest,
@@ -123,9 +123,9 @@ def _setting(name: str, value: Any) -> str:
     if value == 0 and name in UNLIMITED:
         return "unlimited"
     if name in DURATIONS:
-        return texts.duration(value / 1e3) if value else "off"
+        return formatting.duration(value / 1e3) if value else "off"
     if name in SIZES:
-        return texts.size(value)
+        return formatting.size(value)
     return f"{value:,}" if isinstance(value, int) else str(value or "-")
 
 
@@ -162,13 +162,13 @@ def config_values(form: Fields) -> dict[str, Any]:
         "max_records_per_subject",
     ):
         if field in form:
-            found[field] = texts.parse_count(form[field], field.replace("_", " "))
+            found[field] = formatting.parse_count(form[field], field.replace("_", " "))
     for field in ("retention_age", "dedup_window"):
         if field in form:
-            found[f"{field}_ms"] = texts.parse_duration(form[field], field.replace("_", " "))
+            found[f"{field}_ms"] = formatting.parse_duration(form[field], field.replace("_", " "))
     for field in ("retention_bytes", "segment_bytes"):
         if field in form:
-            found[field] = texts.parse_size(form[field], field.replace("_", " "))
+            found[field] = formatting.parse_size(form[field], field.replace("_", " "))
     for field in ("compact", "encryption"):
         if field in form:
             found[field] = True

@@ -26,7 +26,7 @@ DOWNLOAD_RECORDS_MAX: Final = 100_000
 DOWNLOAD_BYTES_MAX: Final = 32 << 20
 DOWNLOAD_S: Final = 10.0
 PARTITIONS_AT_ONCE: Final = 64
-"""A page of all partitions reads a part of each; of a stream with more, one is chosen."""
+"""A page over all partitions reads the first 64 at most; with more, the user selects one."""
 BATCH_BYTES: Final = 256 << 10
 COLUMNS: Final = ("offset", "timestamp", "subject", "key", "value", "headers")
 
@@ -190,7 +190,8 @@ class RecordReader:
             found.append(taken)
         # The order within a partition is kept, also where a clock was set back.
         merged = list(heapq.merge(*found, key=_time_of, reverse=is_newest_first))
-        # A page takes the first of all partitions; the others begin again where theirs are.
+        # Records beyond this page are returned to their partitions: the next page starts at their
+        # offsets.
         for record in reversed(merged[count:]):
             ends[record.partition] = record.offset + (1 if is_newest_first else 0)
         last = "log_start_offset" if is_newest_first else "high_watermark"
@@ -286,7 +287,7 @@ def places_of(text: str) -> dict[int, int]:
         number, _, offset = pair.partition(":")
         digits = number + offset
         if not (digits.isascii() and digits.isdigit() and len(digits) < 30 and number and offset):
-            raise InvalidRequestError(f"places: {text[:80]!r} is not a list of partition:offset")
+            raise InvalidRequestError(f"invalid offsets {text[:80]!r}: expected 0:12,1:5")
         found[int(number)] = int(offset)
     return found
 

@@ -14,7 +14,7 @@ from strandline.errors import (
 from strandline.servers.http.console.cluster_queries import RateTracker
 
 NOT_ABOUT_A_FIELD: Final = (NotAllowedError, UnauthenticatedError, UnknownStreamError)
-"""Errors of a request that no other entry in a form would avoid."""
+"""Errors that do not come from a form field."""
 
 
 class Fields:
@@ -56,7 +56,7 @@ class Fields:
         if not text:
             return default
         if not (text.isascii() and text.isdigit() and len(text) <= 18):
-            raise InvalidRequestError(f"{name}: {text!r} is not a whole number")
+            raise InvalidRequestError(f"{name} must be a whole number, got {text!r}")
         return int(text)
 
 

@@ -1,8 +1,8 @@
-"""Sessions of the console's users, and the tokens against forged requests.
+"""Sessions of the console's users, and the CSRF tokens of their forms.
 
 Rules: a cookie holds a random id and nothing else; the user's token stays in the memory of the
 broker. The number of sessions is limited, the one used longest ago ends first. A form carries a
-code that only the server can compute from the cookie, so that another site cannot post it.
+CSRF token that only the server can compute from the cookie, so that another site cannot post it.
 """
 
 import hashlib
@@ -47,7 +47,7 @@ class SessionStore:
 
     def open(self, token: str, principal: str) -> str:
         """Begin a session; return its id, for the cookie."""
-        session_id = new_id()
+        session_id = new_session_id()
         ends_ms = self._clock.monotonic_ms() + SESSION_MS
         with self._lock:
             self._held[session_id] = ConsoleSession(token, principal, ends_ms)
@@ -72,15 +72,15 @@ class SessionStore:
         with self._lock:
             self._held.pop(session_id, None)
 
-    def form_code(self, session_id: str) -> str:
-        """Return the code that forms of this cookie must carry."""
+    def csrf_token(self, session_id: str) -> str:
+        """Return the CSRF token that forms of this cookie must carry."""
         return hmac.new(self._key, session_id.encode(), hashlib.sha256).hexdigest()
 
-    def is_form_code(self, session_id: str, code: str) -> bool:
-        """Return whether a form was made for this cookie by this process."""
-        return hmac.compare_digest(self.form_code(session_id).encode(), code.encode())
+    def is_csrf_token(self, session_id: str, token: str) -> bool:
+        """Return whether a form's CSRF token was made for this cookie by this process."""
+        return hmac.compare_digest(self.csrf_token(session_id).encode(), token.encode())
 
 
-def new_id() -> str:
+def new_session_id() -> str:
     """Return a random id for a cookie."""
     return secrets.token_urlsafe(ID_BYTES)

@@ -1,8 +1,7 @@
-"""Space-time diagrams of traces: one line for each host, a dot for each event, arrows of knowledge.
+"""Space-time diagrams of traces: one line for each host, a dot for each event, and arrows.
 
-Rules: pure. Events are placed by the sums of their vector clocks, which grow along every path of
-knowledge; so an arrow always points down. An arrow is drawn where an event knows of another host's
-event first, unless it learned of it through a third. docs/traces.md describes the format.
+Rules: pure. Events are ordered by the sum of their vector clock, so an arrow (happens-before)
+points down. Transitive arrows are left out. docs/traces.md describes the format.
 """
 
 from typing import Annotated, Final, NamedTuple

@@ -12,7 +12,7 @@ from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from strandline.servers.http.console import texts
+from strandline.servers.http.console import formatting
 from strandline.servers.http.console.static import address_of
 from strandline.version import __version__
 
@@ -27,11 +27,11 @@ def _environment() -> Environment:
         auto_reload=False,
     )
     made.filters.update(
-        size=texts.size,
-        duration=texts.duration,
-        number=texts.number,
-        moment=texts.moment,
-        visible=texts.visible,
+        size=formatting.size,
+        duration=formatting.duration,
+        number=formatting.number,
+        format_time=formatting.format_time,
+        escape_hidden=formatting.escape_hidden,
         segment=lambda text: quote(text, safe=""),
         query=lambda values: urlencode({k: v for k, v in values.items() if v not in ("", None)}),
         json=lambda value: json.dumps(value, ensure_ascii=False),

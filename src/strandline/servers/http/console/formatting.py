@@ -59,7 +59,7 @@ def number(value: float) -> str:
     return f"{value:,.1f}" if 0 < value < 10 and value != int(value) else f"{value:,.0f}"
 
 
-def moment(at_ns: int) -> str:
+def format_time(at_ns: int) -> str:
     """Return a Unix time in nanoseconds as UTC, to the millisecond."""
     try:
         return f"{datetime.fromtimestamp(at_ns / 1e9, UTC):%Y-%m-%d %H:%M:%S.%f}"[:-3]
@@ -67,7 +67,7 @@ def moment(at_ns: int) -> str:
         return f"{at_ns} ns"
 
 
-def exact_moment(at_ns: int) -> str:
+def format_time_ns(at_ns: int) -> str:
     """Return a Unix time as ISO 8601 with nine digits, as the CLI prints it."""
     seconds, rest = divmod(at_ns, 10**9)
     try:
@@ -76,7 +76,7 @@ def exact_moment(at_ns: int) -> str:
         return f"{at_ns} ns"
 
 
-def visible(text: str) -> str:
+def escape_hidden(text: str) -> str:
     """Return text with every invisible or controlling character as an escape."""
     if text.isprintable():
         return text
@@ -113,11 +113,11 @@ def parse_count(text: str, what: str) -> int:
     """
     plain = text.strip().replace(",", "")
     if not (plain.isascii() and plain.isdigit() and len(plain) <= 18):
-        raise InvalidRequestError(f"{what}: {text!r} is not a whole number")
+        raise InvalidRequestError(f"{what} must be a whole number, got {text!r}")
     return int(plain)
 
 
-def parse_moment(text: str, now_ns: int) -> datetime:
+def parse_time(text: str, now_ns: int) -> datetime:
     """Parse a time, in UTC unless it has a zone, or ``-15m`` for 15 minutes ago.
 
     Raises:

@@ -3,7 +3,7 @@
 import pytest
 
 from strandline.errors import InvalidRequestError
-from strandline.servers.http.console import texts
+from strandline.servers.http.console import formatting
 from strandline.servers.http.console.decoding import SHOWN_CHARACTERS_MAX, decoded, key_text
 from strandline.servers.http.console.records import places_of, places_text
 
@@ -14,7 +14,7 @@ from strandline.servers.http.console.records import places_of, places_text
 )
 def test_sizes_use_binary_units(value, text):
     """Bytes are shown in the largest unit that leaves a figure of at least one."""
-    assert texts.size(value) == text
+    assert formatting.size(value) == text
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ def test_sizes_use_binary_units(value, text):
 )
 def test_durations_use_two_units(seconds, text):
     """A duration is shown by its two largest units."""
-    assert texts.duration(seconds) == text
+    assert formatting.duration(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -32,39 +32,39 @@ def test_durations_use_two_units(seconds, text):
 )
 def test_durations_are_read_as_the_cli_reads_them(text, milliseconds):
     """A number with a unit, or milliseconds."""
-    assert texts.parse_duration(text, "age") == milliseconds
+    assert formatting.parse_duration(text, "age") == milliseconds
 
 
 @pytest.mark.parametrize("text", ["", "-1", "1 fortnight", "1e9", "٣s", "9" * 16, "1.5.5s"])
 def test_other_durations_and_sizes_are_rejected(text):
     """With the field and an example in the message."""
     with pytest.raises(InvalidRequestError, match=r"^age: .* write for example 7d"):
-        texts.parse_duration(text, "age")
+        formatting.parse_duration(text, "age")
     with pytest.raises(InvalidRequestError, match=r"^limit: .* write for example 64MiB"):
-        texts.parse_size(text, "limit")
+        formatting.parse_size(text, "limit")
 
 
 @pytest.mark.parametrize("text", ["", "-1", "1.5", "x", "²", "9" * 19])
 def test_counts_are_whole_numbers(text):
     """And anything else is rejected with the field's name."""
-    with pytest.raises(InvalidRequestError, match=r"^partitions: "):
-        texts.parse_count(text, "partitions")
+    with pytest.raises(InvalidRequestError, match=r"^partitions must be a whole number"):
+        formatting.parse_count(text, "partitions")
 
 
 def test_text_that_hides_or_controls_is_made_visible():
     """Escape sequences, direction marks and invisible characters; line ends and words stay."""
-    assert texts.visible("a\x1b[31mb") == "a\\x1b[31mb"
-    assert texts.visible("a\u202eb\u200b\ufeff") == "a\\u202eb\\u200b\\ufeff"
-    assert texts.visible("a\nb\tc äß 語 🙂") == "a\nb\tc äß 語 🙂"
-    assert texts.visible("\x00\r\u2028") == "\\x00\\r\\u2028"
+    assert formatting.escape_hidden("a\x1b[31mb") == "a\\x1b[31mb"
+    assert formatting.escape_hidden("a\u202eb\u200b\ufeff") == "a\\u202eb\\u200b\\ufeff"
+    assert formatting.escape_hidden("a\nb\tc äß 語 🙂") == "a\nb\tc äß 語 🙂"
+    assert formatting.escape_hidden("\x00\r\u2028") == "\\x00\\r\\u2028"
 
 
 def test_a_time_that_no_calendar_has_is_a_number():
     """Records may have any timestamp."""
-    assert texts.moment(1_700_000_000_123_456_789) == "2023-11-14 22:13:20.123"
-    assert texts.exact_moment(1_700_000_000_123_456_789) == "2023-11-14T22:13:20.123456789Z"
-    assert texts.moment(1 << 62) == "2116-02-20 23:53:38.427"
-    assert texts.moment(-(1 << 70)) == f"{-(1 << 70)} ns"
+    assert formatting.format_time(1_700_000_000_123_456_789) == "2023-11-14 22:13:20.123"
+    assert formatting.format_time_ns(1_700_000_000_123_456_789) == "2023-11-14T22:13:20.123456789Z"
+    assert formatting.format_time(1 << 62) == "2116-02-20 23:53:38.427"
+    assert formatting.format_time(-(1 << 70)) == f"{-(1 << 70)} ns"
 
 
 @pytest.mark.parametrize(
@@ -112,5 +112,5 @@ def test_places_are_read_as_they_are_written():
     assert places_of(places_text(places)) == places
     assert places_of("") == {}
     for text in ("0", "0:", ":1", "a:b", "0:-1", "0:1;1:2", "0:" + "9" * 40):
-        with pytest.raises(InvalidRequestError, match="places"):
+        with pytest.raises(InvalidRequestError, match="invalid offsets"):
             places_of(text)
