@@ -4,9 +4,8 @@
     orders = strandline.table("orders", table="lake/orders")
     polars.DataFrame(orders)                       # or duckdb.sql("SELECT count(*) FROM orders")
 
-Rules: the table and its committed offsets are read first and from one commit, the log from there
-on; a commit that comes later changes neither, so that no record is missing and none is there twice.
-Must not know Spark.
+Rules: read the table and its offsets from one commit, then the log from these offsets. Later
+commits do not affect the result, so each record appears once. Must not know Spark.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -171,8 +170,8 @@ def _schema(state: TableState | None, table: str, *, values: ValueFormat) -> pa.
     schema = decode_schema(state.arrow_schema)
     if not state.tracks_offsets:
         raise InvalidConfigError(
-            f"the rows of {table} are not records of a stream with their offsets, so where the log "
-            "goes on is not known; read the table alone"
+            f"{table} has no stream offsets, so it cannot be joined with the log; "
+            "read only the table"
         )
     if (f"{RECORD_PREFIX}offset" in schema.names) != (values != "raw"):
         columns = ", ".join(schema.names)
@@ -185,7 +184,7 @@ def _schema(state: TableState | None, table: str, *, values: ValueFormat) -> pa.
     if foreign:
         raise InvalidConfigError(
             f"{table} has the column {foreign[0]!r}, which a query computed and the log does not "
-            "have; read the table alone"
+            "have; read only the table"
         )
     return schema
 

@@ -442,7 +442,7 @@ def parse_table_options(values: Mapping[str, str]) -> TableOptions:
 
 
 def origin_metadata(options: ReadOptions) -> dict[str, dict[str, str]]:
-    """Return the metadata of a column read from a stream; of several streams they name none."""
+    """Return the metadata of a column that was read; with several streams it names no stream."""
     named = {} if options.stream is None else {"stream": options.stream}
     return {ORIGIN: {"server": options.server} | named}
 

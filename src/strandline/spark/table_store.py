@@ -2,11 +2,11 @@
 
     table/_strandline/staging/<name>     written by tasks; committed under another name, or garbage
 
-Rules: a staged file is a durable Parquet file under a random name that no reader lists; publishing
-gives it a second name (a hard link) where the table's readers look, and then commits. The number of
-the next commit is compared and set by the table's own log, so that of two writers one wins. Needs a
-POSIX file system with hard links that all writers share. Must not know Spark, nor what may be
-committed.
+Rules: a staged file is durable under a random name that no reader lists. Committing names it in the
+table's log, and a hard link puts it where readers look: after the commit for plain Parquet, before
+it for Delta Lake and Iceberg, whose log alone says what is in the table. The number of the next
+commit is compared and set by the table's own log, so that of two writers one wins. Needs a POSIX
+file system with hard links that all writers share. Must not know Spark, nor what may be committed.
 """
 
 import os

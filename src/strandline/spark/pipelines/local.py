@@ -1,11 +1,10 @@
 """``engine: local``: a load run by this process, without Java.
 
-Rules: it stages and commits as the Spark sink does, through the same code, under transactions of
-its own, so that either engine continues where the other stopped: the table's offsets say where. A
-batch is planned in a small file beside Spark's checkpoints before it is staged: after a crash the
-same batch is repeated, so that its dead letters are published once, and positions that no record of
-the table shows (deleted or compacted records, a start at the latest) are kept. Must not know YAML
-or the command line.
+Rules: uses the Spark sink's code to stage and commit, with its own transaction ids. Either engine
+resumes at the table's committed offsets. A batch is planned in a small file beside Spark's
+checkpoints before it is staged: after a crash the same batch is repeated, so that its dead letters
+are published once, and positions that no record of the table shows (deleted or compacted records, a
+start at the latest) are kept. Must not know YAML or the command line.
 """
 
 import contextlib
@@ -55,11 +54,11 @@ from strandline.types import PartitionName
 logger = logging.getLogger(__name__)
 
 _PAUSE_S = 0.5
-_BEGUN = -1
+_INITIAL = -1
 """The number of a plan that says where a load begins, and plans no batch."""
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class BatchPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The batch being loaded, or the last one."""
 
     txn_id: str
@@ -80,7 +79,7 @@ class Stopped(Exception):  # noqa: N818 - not an error: the user asked for it
 def run_local(
     config: LoadPipeline, *, report: Report | None = None, stop: threading.Event | None = None
 ) -> None:
-    """Run a load to its end: ``available_now`` ends by itself, ``continuous`` by an error.
+    """Run a load: ``available_now`` ends by itself; ``continuous`` runs until ``stop`` or an error.
 
     Args:
         config: of the load.
@@ -158,31 +157,32 @@ class LocalLoad:
             report(self._line(plan, rows, ms=int((time.monotonic() - began_s) * 1000)))
         return True
 
-    def _begin(self, extent: StreamExtent) -> Plan:
+    def _begin(self, extent: StreamExtent) -> BatchPlan:
         """Return the last plan, or where a new load begins, made durable."""
         found = _read_plan(self._checkpoint)
         if found is not None:
             if found.identity != extent.identity:
                 raise InvalidConfigError(
-                    f"{self._checkpoint} belongs to stream {found.identity}, and the broker has "
-                    f"{extent.identity}: load into another table, with a new checkpoint"
+                    f"{self._checkpoint} belongs to another incarnation of the stream "
+                    f"({found.identity}, the broker has {extent.identity}): load into another "
+                    "table, with a new checkpoint"
                 )
             return found
         start = starting_offsets(extent.partitions, self.options)
-        begun = Plan(
+        begun = BatchPlan(
             txn_id=f"{LOCAL_TXN_ID}-{uuid.uuid4().hex}",
             identity=extent.identity,
-            batch=_BEGUN,
+            batch=_INITIAL,
             start=_numbers(start),
             end=_numbers(start),
         )
-        return self._note(begun)
+        return self._store_plan(begun)
 
-    def _next(self, extent: StreamExtent, state: TableState | None) -> Plan | None:
+    def _next(self, extent: StreamExtent, state: TableState | None) -> BatchPlan | None:
         """Return the plan of the next batch, made durable; None: nothing is to be loaded yet."""
         plan = self._plan
         last = state.transactions.get(plan.txn_id) if state is not None else None
-        number = _BEGUN if last is None else last.batch
+        number = _INITIAL if last is None else last.batch
         is_open = plan.batch > number and not plan.done
         start = with_added(_keyed(plan.start if is_open else plan.end), extent.partitions)
         for partition, offset in (state.offsets if state is not None else {}).items():
@@ -200,7 +200,7 @@ class LocalLoad:
         bytes_max = self._config.batch_bytes_max or self._config.file_bytes
         end = limit_bytes(start, end, bytes_max=bytes_max, states=extent.partitions)
         batch = max(number, plan.batch) + 1
-        return self._note(
+        return self._store_plan(
             msgspec.structs.replace(
                 plan, batch=batch, start=_numbers(start), end=_numbers(end), done=False
             )
@@ -220,7 +220,7 @@ class LocalLoad:
         self._stop.wait(_PAUSE_S)
         return True
 
-    def _load(self, plan: Plan) -> int:
+    def _load(self, plan: BatchPlan) -> int:
         """Stage and commit a batch; return its records."""
         staged: list[StagedFiles] = []
         try:
@@ -234,7 +234,7 @@ class LocalLoad:
         self._table.commit(staged)
         records = sum(found.rows for each in staged for found in each.rows.ranges.values())
         if not records:
-            self._note(msgspec.structs.replace(plan, done=True))
+            self._store_plan(msgspec.structs.replace(plan, done=True))
         return records
 
     def _until_stopped(self, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
@@ -243,14 +243,14 @@ class LocalLoad:
                 raise Stopped
             yield batch
 
-    def _note(self, plan: Plan) -> Plan:
+    def _store_plan(self, plan: BatchPlan) -> BatchPlan:
         """Make a plan durable, and return it."""
         make_directory(self._checkpoint.parent)
         replace_durably(self._checkpoint, msgspec.json.encode(plan))
         self._plan = plan
         return plan
 
-    def _line(self, plan: Plan, records: int, *, ms: int) -> dict[str, Any]:
+    def _line(self, plan: BatchPlan, records: int, *, ms: int) -> dict[str, Any]:
         reached = {self.options.place(p): end for p, end in plan.end.items()}
         lag = {
             place: max(0, each.high_watermark - reached[place])
@@ -279,14 +279,14 @@ def _numbers(offsets: Offsets) -> dict[int, int]:
     return {int(partition): offset for partition, offset in offsets.items()}  # type: ignore[arg-type]  # not names
 
 
-def _read_plan(path: Path) -> Plan | None:
+def _read_plan(path: Path) -> BatchPlan | None:
     """Read a plan; None: there is none.
 
     Raises:
         InvalidRecordError: it is corrupt.
     """
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Plan)
+        return msgspec.json.decode(path.read_bytes(), type=BatchPlan)
     except FileNotFoundError:
         return None
     except UNDECODABLE as error:

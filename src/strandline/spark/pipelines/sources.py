@@ -1,8 +1,8 @@
 """The source headers of derived records: which record a record was made of.
 
-Rules: a record has one source, that of the last pipeline. The source of a stream's newest record of
-each source partition is the position of the pipeline that wrote it, so that the output itself has
-the position. An output older than the stream was derived from a previous stream of the name.
+Rules: a record has one source, that of the last pipeline. The pipeline's position is the source
+offset of its newest output record, per source partition. An output older than the stream was
+derived from a previous stream of the name.
 """
 
 from collections.abc import Iterator, Mapping
