@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from strandline.broker.internal import is_internal
-from strandline.broker.write_path.atomic import TogetherRecord
+from strandline.broker.write_path.atomic import AtomicRecord
 from strandline.broker.write_path.pending import AckSink, ChunkAckSink
 from strandline.config import Acks, StreamConfig
 from strandline.errors import InvalidSubjectError, StrandlineError
@@ -67,8 +67,8 @@ class PartitionPort(Protocol):
         """The epoch of its leadership."""
         ...
 
-    def append_together(
-        self, records: Sequence[TogetherRecord], *, ack_sink: AckSink, token: object
+    def append_atomic(
+        self, records: Sequence[AtomicRecord], *, ack_sink: AckSink, token: object
     ) -> None:
         """Accept records that are stored all or not at all."""
         ...

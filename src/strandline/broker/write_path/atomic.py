@@ -25,7 +25,7 @@ from strandline.record.schema import HEADERS_TYPE
 from strandline.types import Offset
 
 
-class TogetherRecord(NamedTuple):
+class AtomicRecord(NamedTuple):
     """A record, and what it is stored under."""
 
     value: bytes | None
@@ -57,8 +57,8 @@ class Appendable(Protocol):
         ...
 
 
-def append_together(
-    partition: Appendable, records: Sequence[TogetherRecord], *, ack_sink: AckSink, token: object
+def append_atomic(
+    partition: Appendable, records: Sequence[AtomicRecord], *, ack_sink: AckSink, token: object
 ) -> None:
     """Accept records that are stored all or not at all; the one ack has the first one's offset.
 
@@ -78,7 +78,7 @@ def append_together(
         except StrandlineError as error:
             rejection = error
     if rejection is None and is_held:
-        again = partial(append_together, partition, records, ack_sink=ack_sink, token=token)
+        again = partial(append_atomic, partition, records, ack_sink=ack_sink, token=token)
         rejection = held.add(HeldAppend(again, ack_sink, token, int(batch.nbytes), len(records)))
         if rejection is None:
             return
@@ -94,7 +94,7 @@ def append_together(
             partition.duplicates.note_message(record.message_id, Offset(first + number))
 
 
-def _check(partition: Appendable, records: Sequence[TogetherRecord]) -> None:
+def _check(partition: Appendable, records: Sequence[AtomicRecord]) -> None:
     """Check the conditions of all records.
 
     Raises:
@@ -119,7 +119,7 @@ def _check(partition: Appendable, records: Sequence[TogetherRecord]) -> None:
         subjects.add(record.subject)
 
 
-def _batch_of(records: Sequence[TogetherRecord]) -> pa.RecordBatch:
+def _batch_of(records: Sequence[AtomicRecord]) -> pa.RecordBatch:
     """Return records as columns."""
     values, subjects, keys, headers, *_ = zip(*records, strict=True)
     columns = {

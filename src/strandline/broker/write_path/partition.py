@@ -30,7 +30,7 @@ from strandline.broker.read_path.transaction_visibility import (
 )
 from strandline.broker.replica_hooks import ReplicaHooks
 from strandline.broker.write_path.admission import RECORD_OVERHEAD_BYTES, Admission
-from strandline.broker.write_path.atomic import TogetherRecord, append_together
+from strandline.broker.write_path.atomic import AtomicRecord, append_atomic
 from strandline.broker.write_path.duplicates import Duplicates, HeldAppend
 from strandline.broker.write_path.pending import (
     AckRun,
@@ -437,11 +437,11 @@ class Partition:
             self.duplicates.note_batch(producer, chunk.count, chunk.base_offset)
         self._enqueue()
 
-    def append_together(
-        self, records: Sequence[TogetherRecord], *, ack_sink: AckSink, token: object
+    def append_atomic(
+        self, records: Sequence[AtomicRecord], *, ack_sink: AckSink, token: object
     ) -> None:
         """Accept records that are stored all or not at all, as ``atomic`` says."""
-        append_together(self, records, ack_sink=ack_sink, token=token)
+        append_atomic(self, records, ack_sink=ack_sink, token=token)
 
     def mark(
         self, kind: MarkerKind, producer: TransactionalProducer, *, ack_sink: AckSink, token: object

@@ -5,9 +5,10 @@
     Nats-Batch-Sequence   1, 2, 3 and so on in the batch
     Nats-Batch-Commit     1: the last one, store them; eob: store those before this one
 
-Rules: messages wait in the leader's memory, and are lost with it or when none comes for ten
-seconds. A message with a reply subject is answered, with nothing while the batch is open. The first
-error ends the batch. All of its messages belong to one partition. The headers stay in the records.
+Rules: messages wait in the leader's memory; they are discarded if the leader fails, or if no
+message arrives for ten seconds. A message with a reply subject gets an empty reply until the
+commit. The first error ends the batch. All of its messages go to one partition. The headers stay in
+the records.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ from typing import Final, NamedTuple, cast
 import msgspec
 
 from strandline.broker.routing import PartitionPort
-from strandline.broker.write_path.atomic import TogetherRecord
+from strandline.broker.write_path.atomic import AtomicRecord
 from strandline.errors import StrandlineError
 from strandline.record.codec import Headers
 from strandline.servers.nats.replies import ReplySink, error_body, is_left_to_others
@@ -58,7 +59,7 @@ class BatchMessage(NamedTuple):
 
     stream: str
     partition: PartitionPort
-    record: TogetherRecord
+    record: AtomicRecord
     unsupported: str
     """A header that batches do not support; empty: it has none."""
 
@@ -108,7 +109,7 @@ class _OpenBatch:
     def __init__(self, partition: PartitionPort) -> None:
         self.partition = partition
         self.epoch = partition.leader_epoch
-        self.records: list[TogetherRecord] = []
+        self.records: list[AtomicRecord] = []
         self.size = 0
         self.touched_s = 0.0
 
@@ -140,10 +141,10 @@ class AtomicBatches:
         if message.commit:
             batch = self._open[key]
             self._drop(key)
-            answer = _Answer(
+            answer = _BatchAckSink(
                 sink, message.stream, batch_id=message.batch_id, count=len(batch.records)
             )
-            batch.partition.append_together(batch.records, ack_sink=answer, token=reply)
+            batch.partition.append_atomic(batch.records, ack_sink=answer, token=reply)
         elif reply is not None:
             sink.deliver(reply, b"")
 
@@ -161,7 +162,7 @@ class AtomicBatches:
         if batch is None or sequence != len(batch.records) + 1:
             raise _incomplete()
         if batch.partition is not message.partition:
-            raise BatchError(10052, "the messages of a batch belong to one partition", 500)
+            raise BatchError(10052, "all messages of an atomic batch must go to one partition", 500)
         if batch.epoch != batch.partition.leader_epoch:
             raise _incomplete()  # another broker has led meanwhile
         if is_end:
@@ -202,7 +203,7 @@ class AtomicBatches:
         self._timer = loop.call_later(TIMEOUT_S / 2, self._expire) if self._open else None
 
 
-class _Answer:
+class _BatchAckSink:
     """The ack sink of a committed batch; its token is the reply subject."""
 
     def __init__(self, sink: ReplySink, stream: str, *, batch_id: str, count: int) -> None:

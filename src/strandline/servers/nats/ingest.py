@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from strandline.broker.routing import PartitionPort, Route, RouteTable, Target
-from strandline.broker.write_path.atomic import TogetherRecord
+from strandline.broker.write_path.atomic import AtomicRecord
 from strandline.clock import Clock
 from strandline.errors import (
     InvalidRecordError,
@@ -397,7 +397,7 @@ class MessageIngest:
         if rejection is not None:
             self._admission.reject(rejection, sink, reply, stream=target.name)
             return
-        record = TogetherRecord(
+        record = AtomicRecord(
             publication.value,
             subject,
             publication.key,

@@ -18,7 +18,7 @@ from strandline.servers.nats.protocol import encode_message, encode_message_with
 UNREAD_BYTES_MAX: Final = 64 << 20
 PULLS_REMEMBERED_MIN: Final = 64
 OUTPUT: Final = "output"
-"""The peer is not read because it does not read."""
+"""Reason to pause reading from a client: its unread output is too large."""
 
 
 class ClientPeer(Protocol):
@@ -109,13 +109,13 @@ class LocalClient:
         """Handle a subscription to a plain subject."""
         self.unsubscribed(sid)
         self._pushed[sid] = subject, queue
-        self._receivers.came(subject, queue, self)
+        self._receivers.add_subscriber(subject, queue, self)
 
     def unsubscribed(self, sid: bytes) -> None:
         """Handle the end of a subscription."""
         pushed = self._pushed.pop(sid, None)
         if pushed is not None and pushed not in self._pushed.values():
-            self._receivers.went(*pushed, self)
+            self._receivers.remove_subscriber(*pushed, self)
         self._drop_lost()
 
     def closed(self) -> None:
@@ -196,15 +196,15 @@ class Receivers:
 
     # Interest
 
-    def came(self, subject: bytes, queue: bytes, client: LocalClient) -> None:
+    def add_subscriber(self, subject: bytes, queue: bytes, client: LocalClient) -> None:
         """A local client subscribes to a subject."""
         clients = self._local.setdefault((subject, queue), [])
         if client not in clients:
             clients.append(client)
             self.on_interest_changed((subject,))
 
-    def went(self, subject: bytes, queue: bytes, client: LocalClient) -> None:
-        """It does so no longer."""
+    def remove_subscriber(self, subject: bytes, queue: bytes, client: LocalClient) -> None:
+        """A local client unsubscribes from a subject."""
         clients = self._local.get((subject, queue), [])
         if client in clients:
             clients.remove(client)
@@ -217,7 +217,7 @@ class Receivers:
         return (subject, queue) in self._local or self.leaf.is_subscribed(subject, queue)
 
     def is_ready(self, token: object, queue: bytes) -> bool:
-        """Return whether records can be delivered now to whom a pull is for."""
+        """Return whether records can be delivered now to the receiver of a pull."""
         if isinstance(token, LocalInbox):
             return token.client.is_ready
         assert isinstance(token, bytes), "an inbox"
@@ -232,7 +232,7 @@ class Receivers:
     def deliver(
         self, token: object, payload: bytes, *, block: bytes, reply: bytes = b"", queue: bytes = b""
     ) -> None:
-        """Queue a status for whom a pull is for."""
+        """Queue a status for the receiver of a pull."""
         if isinstance(token, LocalInbox):
             self._touched(token.client).deliver(token.inbox, payload, block=block, reply=reply)
             return

@@ -38,7 +38,7 @@ class ReadRun(NamedTuple):
 NOTHING: Final = ReadRun(MessageRun.of(()), [])
 
 
-class ReadAhead:
+class DeliveryBuffer:
     """The records that a consumer has read ahead.
 
     Args:
@@ -62,7 +62,8 @@ class ReadAhead:
         self._kept = kept
         self._on_thread = on_thread
         self._fixed_size = len(stream) + len(kept.config.name) + 40
-        """What a subject counts for a pull's limit, but for the record's."""
+        """Bytes that a message counts towards a pull's byte limit, besides subject, headers and
+        payload."""
         self._pending = PendingCounter(partition, counter, kept.config.filters)
         self._search = partition.find_runs(*kept.config.filters)
         self._fresh = NOTHING
@@ -147,7 +148,7 @@ class ReadAhead:
 
 
 def first_part(run: ReadRun, count: int, bytes_max: int) -> ReadRun:
-    """Return the first of some records: so many, and no more when those before fill the bytes."""
+    """Return at most ``count`` records, up to and including the one that reaches ``bytes_max``."""
     if sum(run.sizes) > bytes_max:
         count = min(count, bisect_left(list(accumulate(run.sizes)), bytes_max) + 1)
     return run if len(run.sizes) <= count else run.between(0, count)

@@ -24,7 +24,7 @@ class DeliveredRun(NamedTuple):
     consumer_sequence: int
     """The number of the first delivery."""
     pending: int
-    """How many records follow the first one; each of the others is followed by one less."""
+    """Pending count after the first record; it decreases by one per record."""
     messages: MessageRun
 
     @property
@@ -61,7 +61,7 @@ class DeliveredRun(NamedTuple):
 
 
 class _Formatted(dict[str, bytes]):
-    """Something about each subject; most runs have few of them."""
+    """A cache of what a template makes of each subject; most runs have few of them."""
 
     def __init__(self, template: bytes) -> None:
         super().__init__()

@@ -41,12 +41,12 @@ from strandline.errors import StaleMemberError, StrandlineError, UnknownGroupErr
 from strandline.servers.nats.headers import VERSION_LINE, encode_headers
 from strandline.servers.nats.jetstream.consumer_config import ConsumerConfig
 from strandline.servers.nats.jetstream.consumer_info import ConsumerInfo, KeptConsumer, Position
+from strandline.servers.nats.jetstream.delivery_buffer import DeliveryBuffer, ReadRun, first_part
 from strandline.servers.nats.jetstream.errors import ApiRejection
 from strandline.servers.nats.jetstream.frames import DeliveredRun
 from strandline.servers.nats.jetstream.integers import INT64_MAX
 from strandline.servers.nats.jetstream.messages import MessageRun
 from strandline.servers.nats.jetstream.pacing import Pacer
-from strandline.servers.nats.jetstream.read_ahead import ReadAhead, ReadRun, first_part
 from strandline.servers.nats.jetstream.state import RecordCounter
 from strandline.servers.nats.jetstream.subjects import AckSubject, format_flow
 from strandline.servers.nats.jetstream.times import (
@@ -129,7 +129,7 @@ class ConsumerRunner:
         """Distinguishes this runner's flow control requests from those of an earlier one."""
         self.is_over = False
         self._is_begun = False
-        self._ahead = self._new_read_ahead()
+        self._buffer = self._new_buffer()
         self._effects: list[Effect] = []
         """Decided; they wait until the state is stored."""
         self._outgoing: list[_Outgoing] = []
@@ -167,9 +167,9 @@ class ConsumerRunner:
         left_ns = parse_time(self.config.pause_until) - self._host.clock.now_ns()
         return min(max(0, left_ns), INT64_MAX)  # clients read it as an int64
 
-    def _new_read_ahead(self) -> ReadAhead:
+    def _new_buffer(self) -> DeliveryBuffer:
         host = self._host
-        return ReadAhead(
+        return DeliveryBuffer(
             self.stream, self.partition, self.kept, counter=host.counter, on_thread=host.on_thread
         )
 
@@ -314,7 +314,7 @@ class ConsumerRunner:
                 self.core.expire_all(self._now_ms)
                 self._rebind(is_bound=False)
                 self.interest_changed()
-            self._ahead = self._new_read_ahead()
+            self._buffer = self._new_buffer()
             self._pacer = self._new_pacer()
             if self.is_durable:
                 await self._host.keep(self)
@@ -349,7 +349,7 @@ class ConsumerRunner:
         # At once, and as of now: a round may be under way, which waits for files and for storage.
         state = self.kept.state
         delivered = Position(state.delivered_consumer, state.delivered_stream)
-        pending = await self._ahead.count(state.delivered_stream)
+        pending = await self._buffer.count(state.delivered_stream)
         return ConsumerInfo(
             stream_name=self.stream,
             name=self.config.name,
@@ -518,16 +518,16 @@ class ConsumerRunner:
             if wanted is None:
                 return False
             if pending < 0:
-                pending = await self._ahead.count(self.kept.state.delivered_stream)
+                pending = await self._buffer.count(self.kept.state.delivered_stream)
                 continue  # something may have come in while they were counted
-            run, is_end = self._ahead.buffered(wanted), False
+            run, is_end = self._buffer.buffered(wanted), False
             if not run.sizes:
                 if self._outgoing and self._now_ms > read_to_ms:
                     return True
                 is_end = await self._read(wanted)
                 if core.wanted() != wanted:
                     continue  # something came in while it was read
-                run = self._ahead.buffered(wanted)
+                run = self._buffer.buffered(wanted)
             if run.sizes:
                 if self._pacer.is_on:
                     run = run.between(0, 1)
@@ -585,20 +585,20 @@ class ConsumerRunner:
         self._outgoing_count += count
         if self._pacer.is_on:
             self._pacer.sent(run.messages.times_ns[0], run.sizes[0], now_ms)
-        self._ahead.delivered(last, count, is_again=is_again)
+        self._buffer.delivered(last, count, is_again=is_again)
         return count
 
     async def _read(self, wanted: Wanted) -> bool:
         """Read what is wanted; return whether there is nothing and that is the end."""
         if wanted.is_again:
-            await self._ahead.read_again(wanted.sequence, self.core.due(ROUND_MESSAGES))
+            await self._buffer.read_again(wanted.sequence, self.core.due(ROUND_MESSAGES))
             return False
-        passed_to = await self._ahead.read_new(wanted.sequence)
+        passed_to = await self._buffer.read_new(wanted.sequence)
         if passed_to is None:
             return False
         # Skipped records are never delivered, so the position may follow.
         self.core.pass_over(passed_to)
-        self._ahead.passed(self.core.state.delivered_stream)
+        self._buffer.passed(self.core.state.delivered_stream)
         return passed_to >= self.partition.last_stable_offset
 
     # Sending
