@@ -73,6 +73,6 @@ def _print(found: "CheckFinding", output: OutputFormat) -> None:
     if output is OutputFormat.json:
         print_json(found)
         return
-    print_line(f"{MARKS[found.status]}  {found.check:<15}  {found.found}")
+    print_line(f"{MARKS[found.status]}  {found.check:<15}  {found.detail}")
     if found.advice:
         print_line(f"{'':21}  → {found.advice}")

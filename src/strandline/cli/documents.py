@@ -16,7 +16,7 @@ from strandline.api.encryption import KeyInfo
 from strandline.api.groups import GroupInfo, GroupSummary
 from strandline.api.quotas import QuotaInfo
 from strandline.cli.findings import CheckFinding
-from strandline.cli.top import TopRound
+from strandline.cli.top import Measurement
 
 
 class ErrorDocument(TypedDict):
@@ -347,7 +347,7 @@ DOCUMENTS: Final[dict[str, tuple[Any, ...]]] = {
     "quota remove": (RemovedDocument,),
     "publish": (PublishedDocument, PublishedLinesDocument),
     "read": (RecordDocument,),
-    "top": (TopRound,),
+    "top": (Measurement,),
     "inspect": (FileDocument, PieceDocument),
     "bench append": (BenchDocument,),
     "bench read": (BenchDocument,),

@@ -13,23 +13,24 @@ class CheckFinding(msgspec.Struct, frozen=True, kw_only=True):
     check: str
     """What was checked."""
     status: Status
-    """``error``: a broker would not start or not keep its promises; ``warning``: it would run."""
-    found: str
+    """``error``: the broker cannot start, or cannot guarantee durability; ``warning``: it would
+    run."""
+    detail: str
     """What was seen, with values."""
     advice: str = ""
     """What to change; empty where all is well."""
 
 
-def ok(check: str, found: str) -> CheckFinding:
+def ok(check: str, detail: str) -> CheckFinding:
     """Return the finding of a check that passed."""
-    return CheckFinding(check=check, status="ok", found=found)
+    return CheckFinding(check=check, status="ok", detail=detail)
 
 
-def warning(check: str, found: str, advice: str) -> CheckFinding:
+def warning(check: str, detail: str, advice: str) -> CheckFinding:
     """Return the finding of something to improve."""
-    return CheckFinding(check=check, status="warning", found=found, advice=advice)
+    return CheckFinding(check=check, status="warning", detail=detail, advice=advice)
 
 
-def error(check: str, found: str, advice: str) -> CheckFinding:
+def error(check: str, detail: str, advice: str) -> CheckFinding:
     """Return the finding of something that stops a broker."""
-    return CheckFinding(check=check, status="error", found=found, advice=advice)
+    return CheckFinding(check=check, status="error", detail=detail, advice=advice)

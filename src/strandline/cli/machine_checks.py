@@ -84,7 +84,7 @@ def _data_directory(directory: Path) -> CheckFinding:
                 return error(
                     "data directory",
                     f"{directory} is in use by the broker with pid {file.read().strip()}",
-                    "stop that broker, whose ports are taken, too, or choose another --data-dir",
+                    "stop that broker, or choose another --data-dir and other ports",
                 )
     return ok("data directory", f"{directory} can be written")
 
@@ -120,7 +120,7 @@ def _space(place: Path, config: BrokerConfig) -> CheckFinding:
     if free + kept < config.journal.file_bytes:
         needed = size_text(config.journal.file_bytes)
         return error(
-            "free space", f"{found}; nothing is stored without a journal file, {needed}", advice
+            "free space", f"{found}; the broker needs {needed} for its journal file", advice
         )
     # Beside the journal file in use there is a spare one; then each partition grows.
     if free + kept < 2 * config.journal.file_bytes or free < FREE_SHARE_MIN * total:
@@ -151,7 +151,7 @@ def _sync_latency(file: Path, place: Path) -> CheckFinding:
         os.close(descriptor)
     median = statistics.median(took_ms)
     found = (
-        f"fdatasync takes {median:.2f} ms (median of {len(took_ms)}), {max(took_ms):.1f} at most"
+        f"fdatasync takes {median:.2f} ms (median of {len(took_ms)}), maximum {max(took_ms):.1f} ms"
     )
     if median > SYNC_MS_MAX:
         return warning(
@@ -295,7 +295,9 @@ def _refused_port(setting: str, host: str, *, port: int, failure: OSError) -> Ch
         )
     if failure.errno == errno.EACCES:
         return error(
-            check, f"{setting}: ports below 1024 are the system's", f"set {setting} to a higher one"
+            check,
+            f"{setting}: ports below 1024 need root or CAP_NET_BIND_SERVICE",
+            f"set {setting} to a higher one",
         )
     return error(
         check,

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 EPILOG = examples(
     "strandline top                                    # until Ctrl-C",
     "strandline top --interval 10",
-    "strandline top --rounds 2 -o json                 # two measurements, for programs",
+    "strandline top --count 2 -o json                  # two measurements, for programs",
 )
 STREAM_COLUMNS: Final = ("stream", "#partitions", "#records", "#size", "#records/s", "#bytes/s")
 GROUP_COLUMNS: Final = ("group", "#members", "#lag", "#consumed/s")
@@ -49,7 +49,7 @@ class StreamRate(msgspec.Struct, frozen=True, kw_only=True):
     end: int
     """The sum of its high watermarks."""
     records_per_s: float | None = None
-    """None in the first round, and for what began since the last one."""
+    """None at the first measurement of this stream."""
     bytes_per_s: float | None = None
     """Growth of its size; retention and compaction may make it negative."""
 
@@ -77,7 +77,7 @@ class BrokerLine(msgspec.Struct, frozen=True, kw_only=True):
     """Partitions that it leads."""
 
 
-class TopRound(msgspec.Struct, frozen=True, kw_only=True):
+class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     """One measurement."""
 
     at_s: float
@@ -87,21 +87,21 @@ class TopRound(msgspec.Struct, frozen=True, kw_only=True):
     brokers: tuple[BrokerLine, ...] = ()
     """Empty for a broker that is not part of a cluster."""
     error: str = ""
-    """Why nothing was measured in this round; the rest is of the last one."""
+    """Why nothing was measured; the rest is of the last measurement."""
 
 
 @reports_errors
 def top(
     *,
     interval: Annotated[float, typer.Option(help="Seconds between measurements.", min=0.2)] = 2.0,
-    rounds: Annotated[
+    count: Annotated[
         int | None,
-        typer.Option("--rounds", "-n", help="Measurements.", show_default="until Ctrl-C", min=1),
+        typer.Option("--count", "-n", help="Measurements.", show_default="until Ctrl-C", min=1),
     ] = None,
     server: ServerOption = SERVER_DEFAULT,
     output: OutputOption = OutputFormat.text,
 ) -> None:
-    """Show streams with rates, groups with lag and brokers, again and again.
+    """Show streams with rates, groups with lag and brokers, refreshed until Ctrl-C.
 
     A terminal shows the newest measurement; elsewhere each is printed. A broker that stops
     answering is waited for.
@@ -109,7 +109,7 @@ def top(
     import strandline
 
     with strandline.connect(server) as client, interrupted_by_sigterm():
-        measured = _measured(client, server, interval_s=interval, rounds=rounds)
+        measured = _measured(client, server, interval_s=interval, count=count)
         try:
             if output is OutputFormat.json:
                 for each in measured:
@@ -118,16 +118,16 @@ def top(
                 _show_live(measured)
             else:
                 for each in measured:
-                    _print_round(each)
+                    _print_measurement(each)
         except KeyboardInterrupt:
             pass  # the way to end it
 
 
 def _measured(
-    client: "Client", server: str, *, interval_s: float, rounds: int | None
-) -> Iterator[TopRound]:
-    """Measure at intervals. The first error is raised, a later one becomes part of its round."""
-    last: TopRound | None = None
+    client: "Client", server: str, *, interval_s: float, count: int | None
+) -> Iterator[Measurement]:
+    """Measure at intervals. The first error is raised; a later one is part of its measurement."""
+    last: Measurement | None = None
     number = 0
     while True:
         try:
@@ -138,12 +138,12 @@ def _measured(
             last = msgspec.structs.replace(last, error=error.message)
         yield last
         number += 1
-        if number == rounds:
+        if number == count:
             return
         time.sleep(interval_s)
 
 
-def measure(client: "Client", server: str, last: TopRound | None) -> TopRound:
+def measure(client: "Client", server: str, last: Measurement | None) -> Measurement:
     """Measure once, with rates since the last measurement."""
     infos = client.list_streams()
     ends = {
@@ -163,7 +163,7 @@ def measure(client: "Client", server: str, last: TopRound | None) -> TopRound:
     ]
     groups = [_group(client, name, ends) for name in _group_names(client)]
     now_s = time.time()
-    return TopRound(
+    return Measurement(
         at_s=now_s,
         streams=tuple(_with_stream_rates(streams, last, now_s)),
         groups=tuple(_with_group_rates(groups, last, now_s)),
@@ -213,7 +213,7 @@ def _brokers(server: str) -> tuple[BrokerLine, ...]:
 
 
 def _with_stream_rates(
-    streams: list[StreamRate], last: TopRound | None, now_s: float
+    streams: list[StreamRate], last: Measurement | None, now_s: float
 ) -> Iterator[StreamRate]:
     before = {each.stream: each for each in last.streams} if last else {}
     for each in streams:
@@ -230,7 +230,7 @@ def _with_stream_rates(
 
 
 def _with_group_rates(
-    groups: list[GroupLag], last: TopRound | None, now_s: float
+    groups: list[GroupLag], last: Measurement | None, now_s: float
 ) -> Iterator[GroupLag]:
     before = {each.group: each for each in last.groups} if last else {}
     for each in groups:
@@ -246,7 +246,7 @@ def _with_group_rates(
 # Output
 
 
-def _tables(found: TopRound) -> Iterator[tuple[tuple[str, ...], list[tuple[object, ...]]]]:
+def _tables(found: Measurement) -> Iterator[tuple[tuple[str, ...], list[tuple[object, ...]]]]:
     """Yield the columns and rows of each table; busy streams and lagging groups come first."""
     streams = sorted(found.streams, key=lambda each: (-(each.records_per_s or 0), each.stream))
     yield (
@@ -280,20 +280,20 @@ def _rate(per_s: float | None) -> str:
     return "-" if per_s is None else f"{per_s:,.0f}"
 
 
-def _title(found: TopRound) -> str:
+def _title(found: Measurement) -> str:
     shown = time.strftime("%H:%M:%S", time.localtime(found.at_s))
     title = f"{shown}  streams: {len(found.streams)}, groups: {len(found.groups)}"
     return f"{title}  no answer: {found.error}" if found.error else title
 
 
-def _print_round(found: TopRound) -> None:
+def _print_measurement(found: Measurement) -> None:
     print_line(_title(found))
     for columns, rows in _tables(found):
         print_table(columns, rows)
     print_line("")
 
 
-def _show_live(measured: Iterator[TopRound]) -> None:
+def _show_live(measured: Iterator[Measurement]) -> None:
     from rich.live import Live
 
     with Live(screen=True, auto_refresh=False) as screen:
@@ -301,7 +301,7 @@ def _show_live(measured: Iterator[TopRound]) -> None:
             screen.update(_screen(found), refresh=True)
 
 
-def _screen(found: TopRound) -> "RenderableType":
+def _screen(found: Measurement) -> "RenderableType":
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text

@@ -72,7 +72,7 @@ def test_a_good_machine_passes_and_nothing_is_left_behind(doctor, tmp_path):
         *found
     }
     assert all(each["status"] != "error" for each in found.values())
-    assert "fdatasync takes" in found["sync latency"]["found"]
+    assert "fdatasync takes" in found["sync latency"]["detail"]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -123,7 +123,7 @@ def test_a_full_disk_is_an_error_and_stops_a_broker(doctor, mounted):
     place = mounted("40m")
     code, found = doctor(data_dir=place / "data")
     assert code == 1
-    assert "nothing is stored without a journal file, 64MiB" in found["free space"]["found"]
+    assert "the broker needs 64MiB for its journal file" in found["free space"]["detail"]
     with (
         Server(data_dir=place / "data") as url,
         strandline.connect(url, timeout_s=5) as client,
@@ -147,7 +147,7 @@ def test_memory_as_a_disk_is_a_warning(doctor, mounted):
     code, found = doctor(data_dir=mounted("400m") / "data")
     assert code == 0
     assert found["file system"]["status"] == "warning"
-    assert found["file system"]["found"].startswith("tmpfs: it is memory")
+    assert found["file system"]["detail"].startswith("tmpfs: it is memory")
 
 
 def test_the_journal_of_the_broker_itself_counts_as_free(doctor, mounted):
@@ -164,7 +164,7 @@ def test_a_running_broker_in_the_directory_is_named(doctor, tmp_path):
     with Server(data_dir=tmp_path / "data"):
         code, found = doctor()
     assert code == 1
-    assert f"in use by the broker with pid {os.getpid()}" in found["data directory"]["found"]
+    assert f"in use by the broker with pid {os.getpid()}" in found["data directory"]["detail"]
     assert doctor()[0] == 0
 
 
@@ -194,9 +194,9 @@ def test_a_taken_port_names_its_setting_and_who_has_it(doctor, monkeypatch):
         code, found = doctor()
     assert code == 1
     assert found[f"port {port}"]["status"] == "error"
-    assert "http_port: taken by" in found[f"port {port}"]["found"]
-    assert f"(pid {os.getpid()})" in found[f"port {port}"]["found"]
-    assert doctor()[1]["ports"]["found"] == f"free: {port}"
+    assert "http_port: taken by" in found[f"port {port}"]["detail"]
+    assert f"(pid {os.getpid()})" in found[f"port {port}"]["detail"]
+    assert doctor()[1]["ports"]["detail"] == f"free: {port}"
 
 
 def test_an_address_of_another_machine_is_an_error(doctor, monkeypatch):
@@ -205,7 +205,7 @@ def test_an_address_of_another_machine_is_an_error(doctor, monkeypatch):
     monkeypatch.setenv("STRANDLINE_FLIGHT_PORT", "29293")
     code, found = doctor()
     assert code == 1
-    assert "cannot listen on 192.0.2.1" in found["port 29293"]["found"]
+    assert "cannot listen on 192.0.2.1" in found["port 29293"]["detail"]
 
 
 def test_a_nats_server_that_does_not_answer_is_a_warning(doctor, tmp_path):
@@ -283,7 +283,7 @@ def test_a_control_group_without_enough_memory_is_an_error(tmp_path):
     assert done.returncode == 1, done.stderr
     found = by_check(done.stdout)["memory"]
     assert found["status"] == "error"
-    assert found["found"].startswith("180MiB allowed by the control group")
+    assert found["detail"].startswith("180MiB allowed by the control group")
 
 
 def test_a_clock_before_the_installation_is_an_error(doctor, monkeypatch):
@@ -291,7 +291,7 @@ def test_a_clock_before_the_installation_is_an_error(doctor, monkeypatch):
     monkeypatch.setattr("strandline.cli.machine_checks.time.time", lambda: 86_400.0)
     code, found = doctor()
     assert code == 1
-    assert "1970-01-02" in found["clock"]["found"]
+    assert "1970-01-02" in found["clock"]["detail"]
 
 
 def test_the_file_system_is_the_one_of_the_directory(tmp_path):

@@ -16,15 +16,15 @@ from tests.kit.clusters import three_brokers
 TOP = (sys.executable, "-m", "strandline.cli", "top", "--interval", "0.3")
 
 
-def rounds_of(server, count):
+def measurements_of(server, count):
     done = subprocess.run(
         (*TOP, "-n", str(count), "-o", "json", "-s", server), capture_output=True, check=True
     )
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_rates_and_lag_are_measured_between_rounds():
-    """Records stored between two rounds make a rate; what a group has not committed is its lag."""
+def test_rates_and_lag_are_measured():
+    """Records stored between measurements make a rate; what a group did not commit is its lag."""
     with Server() as url, strandline.connect(url) as client:
         client.create_stream("orders", subject="orders.>", partitions=2)
         done = threading.Event()
@@ -40,7 +40,7 @@ def test_rates_and_lag_are_measured_between_rounds():
             with client.consumer("billing", "orders", start="earliest") as consumer:
                 assert consumer.poll(10)
                 consumer.commit()
-            first, *_, last = rounds_of(str(url), 4)
+            first, *_, last = measurements_of(str(url), 4)
         finally:
             done.set()
             publisher.join()
@@ -63,7 +63,7 @@ def test_a_terminal_shows_the_newest_until_it_is_interrupted():
     with Server() as url:
         with strandline.connect(url) as client:
             client.create_stream("orders")
-            [found] = rounds_of(str(url), 1)
+            [found] = measurements_of(str(url), 1)
             assert [each.name for each in client.list_streams()] == ["orders"], "it only looks"
             assert found["groups"] == []
         ours, its = pty.openpty()
@@ -105,7 +105,7 @@ def test_a_cluster_shows_its_brokers(tmp_path):
     with three_brokers(tmp_path) as servers:
         with strandline.connect(servers[1].flight) as client:
             client.create_stream("orders", partitions=3, replicas=3)
-        [found] = rounds_of(servers[2].flight, 1)
+        [found] = measurements_of(servers[2].flight, 1)
     assert [each["broker"] for each in found["brokers"]] == [1, 2, 3]
     assert {each["state"] for each in found["brokers"]} == {"live"}
     assert sum(each["leads"] for each in found["brokers"]) >= 3
