@@ -24,12 +24,12 @@ FORM_TYPE = "application/x-www-form-urlencoded"
 
 
 class Browser:
-    """A user without scripts: keeps cookies, reads the code of a form, follows nothing."""
+    """A user without scripts: keeps cookies, reads the CSRF token of a form, follows nothing."""
 
     def __init__(self, url):
         self._address = urllib.parse.urlsplit(url).netloc
         self.cookies = {}
-        self.code = ""
+        self.csrf_token = ""
 
     def ask(self, method, path, *, body=None, headers=()):
         """Return status, headers and text of an answer."""
@@ -45,16 +45,16 @@ class Browser:
             name, value = cookie.split(";")[0].split("=", 1)
             self.cookies[name] = value
         found = re.search(r'name="csrf_token" value="(\w+)"', text)
-        self.code = found[1] if found else self.code
+        self.csrf_token = found[1] if found else self.csrf_token
         return response.status, response.headers, text
 
     def get(self, path, **headers):
         return self.ask("GET", path, headers=headers)
 
-    def post(self, path, fields=None, *, code=None, headers=()):
-        """Send a form, with the code of the last page unless another is given."""
+    def post(self, path, fields=None, *, csrf_token=None, headers=()):
+        """Send a form, with the CSRF token of the last page unless another is given."""
         body = urllib.parse.urlencode(
-            {"csrf_token": self.code if code is None else code, **(fields or {})}
+            {"csrf_token": self.csrf_token if csrf_token is None else csrf_token, **(fields or {})}
         )
         return self.ask(
             "POST", path, body=body, headers={"Content-Type": FORM_TYPE, **dict(headers)}
@@ -159,7 +159,7 @@ def test_no_page_is_for_those_who_may_not(server, tokens, path):
 
 @pytest.mark.parametrize("path", sorted(FORMS))
 def test_no_action_is_for_those_who_may_not(server, tokens, path):
-    """Nothing changes without a session, without the form's code, or against the rules."""
+    """Nothing changes without a session, without the CSRF token, or against the rules."""
     with strandline.connect(server, token=ADMIN) as admin:
 
         def state():
@@ -169,14 +169,14 @@ def test_no_action_is_for_those_who_may_not(server, tokens, path):
 
         before = state()
         nobody = Browser(server.http_url)
-        assert nobody.post(filled(path), FORMS[path], code="0" * 64)[0] == 303
+        assert nobody.post(filled(path), FORMS[path], csrf_token="0" * 64)[0] == 303
         header = {"Authorization": f"Bearer {ADMIN}"}  # sent by a browser on its own, as Basic is
-        assert nobody.post(filled(path), FORMS[path], code="", headers=header)[0] == 303
+        assert nobody.post(filled(path), FORMS[path], csrf_token="", headers=header)[0] == 303
         for token in (ADMIN, tokens["weak"]):
             forged = Browser(server.http_url)
             forged.log_in(token)
-            for code in ("", "0" * 64, "é"):
-                assert forged.post(filled(path), FORMS[path], code=code)[0] == 403
+            for csrf_token in ("", "0" * 64, "é"):
+                assert forged.post(filled(path), FORMS[path], csrf_token=csrf_token)[0] == 403
         weak = Browser(server.http_url)
         weak.log_in(tokens["weak"])
         weak.get("/create-stream")
@@ -242,7 +242,7 @@ def test_actions_take_forms_only(server):
     user = Browser(server.http_url)
     user.log_in(ADMIN)
     user.get("/create-stream")
-    body = f"csrf_token={user.code}&name=x"
+    body = f"csrf_token={user.csrf_token}&name=x"
     for media_type in ("text/plain", "application/json", ""):
         headers = {"Content-Type": media_type}
         assert user.ask("POST", "/create-stream", body=body, headers=headers)[0] == 415
@@ -265,7 +265,7 @@ def test_an_open_console_answers_only_to_names_of_its_machine():
         user.get("/create-stream")
         headers = {"Host": "evil.example"}
         assert user.post("/create-stream", {"name": "x"}, headers=headers)[0] == 403
-        assert user.post("/create-stream", {"name": "x"}, code="")[0] == 403
+        assert user.post("/create-stream", {"name": "x"}, csrf_token="")[0] == 403
         assert user.post("/create-stream", {"name": "x"})[0] == 303
 
 

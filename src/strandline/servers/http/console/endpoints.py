@@ -3,8 +3,8 @@
 Rules: each request is checked first: its host, its session, and the CSRF token of a form. A page
 needs a session, or a token in the headers; an action needs a session and the CSRF token of its
 form. Without access control everybody may use the console, but a loopback listener accepts only
-``localhost`` or an IP address as the host, against DNS rebinding. At most 32 pages are in progress;
-four run at a time, and the next request gets 503.
+``localhost``, a name under it or an IP address as the host, against DNS rebinding. At most 32 pages
+are in progress; four run at a time, and the next request gets 503.
 """
 
 import asyncio
