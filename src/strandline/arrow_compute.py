@@ -1,12 +1,17 @@
 """pyarrow's compute functions, loaded when the first of them is called.
 
 ``from strandline import arrow_compute as pc`` in place of ``import pyarrow.compute as pc``: they
-take 8 MiB and 60 ms to load, and a broker whose publishers use NATS, or a client that publishes
-single records, calls none of them.
+take 8 MiB and 60 ms to load, and a client that publishes single records calls none of them. A
+broker loads them at its start.
 """
 
 import importlib
 from typing import Any
+
+
+def load() -> None:
+    """Load them now: once clients have connected, there may be no descriptor left for a file."""
+    importlib.import_module("pyarrow.compute")
 
 
 def __getattr__(name: str) -> Any:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 import pyarrow as pa
 import uvloop
 
+from strandline import arrow_compute
 from strandline.clock import Clock
 from strandline.config import BrokerConfig
 from strandline.errors import StrandlineError, UnavailableError
@@ -84,6 +85,7 @@ def _run(
     relax_garbage_collector()
     keep_freed_memory()
     keep_pandas_out()
+    arrow_compute.load()
 
     async def main() -> None:
         stop = asyncio.Event()

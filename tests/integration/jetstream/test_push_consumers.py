@@ -497,7 +497,7 @@ async def test_a_durable_push_consumer_goes_on_after_a_restart(tmp_path):
         client = await connected(url.nats_url)
         await client.jetstream().add_stream(name="S", subjects=["s"])
         for number in range(5):
-            await client.request("s", b"%d" % number)
+            await client.request("s", b"%d" % number, timeout=10)
         config = {"durable_name": "d", "deliver_subject": "to.d", "ack_wait": NS}
         await Asker(client).consumer("S", "d", **config)
         listener = Listener(client)

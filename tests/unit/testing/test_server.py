@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import nats
@@ -44,9 +43,10 @@ def test_the_object_knows_what_the_address_knows():
     assert (server.flight, server.http_url) == (url.flight, url.http_url)
     assert url.http_url.startswith("http://127.0.0.1:")
     assert server.app.flight_port == int(url.rsplit(":", 1)[1])
+    thread = server._runner._thread
     server.stop()
     server.stop()
-    assert "strandline-broker" not in {thread.name for thread in threading.enumerate()}
+    assert not thread.is_alive()
 
 
 def test_errors_of_the_start_reach_the_test(tmp_path):
