@@ -110,7 +110,6 @@ def test_what_nobody_asked_for_is_not_loaded():
     assert "cryptography" not in mapped
     assert "google/_upb" not in mapped
     assert "pandas" not in mapped  # pyarrow would import it, where it is installed
-    assert "pyarrow/_compute" not in mapped  # until somebody reads or writes tables
 
 
 def test_the_nats_server_dies_with_the_broker(kit):
