@@ -52,7 +52,8 @@ TASKS: Final = 64
 INTRO: Final = (
     "{messages:,} messages of 256 bytes are read, {published:,} are published. Strandline's "
     "publishes are acknowledged when they are synced; JetStream's when they are written, its "
-    "default, or when they are synced, where a row says so. At the ingest listener the hop through nats-server is left out."
+    "default, or when they are synced, where a row says so. At the ingest listener the hop through "
+    "nats-server is left out."
 )
 
 
@@ -295,7 +296,11 @@ def main() -> None:
         title="Stock NATS clients, beside JetStream",
         intro=INTRO.format(**vars(args)),
         machine=host,
-        settings={"runs": args.runs, "peer": "file, R1, sync_interval: 2m or always", "ours": "synced"},
+        settings={
+            "runs": args.runs,
+            "peer": "file, R1, sync_interval: 2m or always",
+            "ours": "synced",
+        },
         figures=[
             *(
                 Figure(case, system, "messages/s", each)
