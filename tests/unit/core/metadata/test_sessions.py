@@ -168,3 +168,12 @@ def test_bytes_that_are_no_snapshot_are_rejected(data):
     for decode in (decode_image, decode_json):
         with pytest.raises(InvalidRecordError):
             decode(data)
+
+
+def test_sessions_have_consecutive_ids(session):
+    """No id is used twice, and none is left out."""
+    image, client = session
+    for number in range(1, 4):
+        image, opened = apply_entry(image, OpenSession())
+        assert opened.value == client + number
+    assert image.next_client_id == client + 4
