@@ -1,4 +1,4 @@
-"""Every number of cores, storage and broker that has a name: wire and file formats, limits, defaults.
+"""The named numbers of cores, storage and broker: formats on wire and disk, limits, defaults.
 
 ``limits.txt`` lists them, so that none changes by accident: what is on disks and in other brokers
 was written with them, and limits were chosen by measurement. ``GOLDEN_UPDATE=1`` writes what is
@@ -59,7 +59,7 @@ def numbers_of(module):
         try:
             found = eval(
                 compile(ast.Expression(value), name, "eval"), {**vars(module), **vars(owner)}
-            )  # noqa: S307  our own source
+            )
         except NameError:
             continue  # of a class that is not there at run time, such as a member of an enum
         if isinstance(found, NUMBERS) or (

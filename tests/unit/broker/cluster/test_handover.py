@@ -124,7 +124,7 @@ async def test_without_a_quorum_it_stops_all_the_same(caplog):
 async def test_the_next_broker_is_asked_if_one_does_not_take_the_metadata(caplog):
     """Its link may be gone; nobody is asked once another leads."""
     world = World(image(leader=2), is_controller=True)
-    world.quorum.hand_over = lambda successor: world.done.append(successor)
+    world.quorum.hand_over = world.done.append
     await world.stop()
     assert sorted(world.done[2:]) == [2, 3]
     assert len([each for each in caplog.records if "leaderships" in each.message]) == 2

@@ -60,7 +60,10 @@ def test_an_earlier_sequence_is_not_applied(session):
     after, outcome = apply_entry(image, Proposed(client, 2, AllocateProducerIds(1)))
     assert outcome.reason == "sequence_passed"
     assert after is image
-    assert apply_entry(image, Proposed(client, 0, AllocateProducerIds(1)))[0] is image
+    for later in (image, session[0]):
+        after, outcome = apply_entry(later, Proposed(client, 0, AllocateProducerIds(1)))
+        assert outcome.reason == "sequence_passed"
+        assert after is later
 
 
 def test_the_session_not_used_for_longest_is_forgotten(session):
