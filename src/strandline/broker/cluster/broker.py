@@ -93,6 +93,10 @@ class ClusterBroker(MetadataApplier):
         self._flight_address = f"{bracketed(host)}:{flight_port}"
         self.membership.announce(self._flight_address)
 
+    async def know_newest(self) -> None:
+        """See ``BrokerBase``."""
+        await self.membership.newest.know()
+
     @property
     def is_controller(self) -> bool:
         """Whether this broker leads the metadata quorum."""

@@ -251,3 +251,15 @@ async def test_positions_are_there_to_be_watched(broker, make_stream):
     assert sorted(sample[:4] for sample in broker.group_positions()) == expected
     await broker.groups.delete("copies")
     assert [sample[:4] for sample in broker.group_positions()] == [("g", "s", 1, 5)]
+
+
+async def test_a_question_creates_no_stream(broker):
+    """Listing, describing and reading of groups that nobody has used; a commit then creates it."""
+    assert await broker.groups.groups() == {}
+    assert await broker.groups.committed_offsets("g") == {}
+    assert await broker.groups.consumers("") == []
+    with pytest.raises(UnknownGroupError):
+        await broker.groups.describe("g", must_be_decided=False)
+    assert GROUPS_STREAM not in broker.image.streams
+    await broker.groups.commit("g", {"s": {0: 1}}, number=1)
+    assert await broker.groups.groups() == {"g": 0}
