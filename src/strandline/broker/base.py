@@ -46,7 +46,7 @@ from strandline.storage.mapped_segments import MAPPED_SEGMENTS
 from strandline.storage.recovery import Recovered
 from strandline.storage.reserve import Reserve
 from strandline.telemetry import Telemetry
-from strandline.types import BrokerId, LogId
+from strandline.types import BrokerId, LogId, Offset
 
 logger = logging.getLogger(__name__)
 
@@ -141,7 +141,7 @@ class BrokerBase(ABC):
             self.partitions,
             commit_finished=self.committer.passed,
             sync=self.committer.sync,
-            reclaimer=self.reclaimer,
+            delete_before=self._delete_expired,
             lock=self._admin,
             disk=self.disk,
             clock=self.clock,
@@ -525,3 +525,7 @@ class BrokerBase(ABC):
     @abstractmethod
     def _open_storage(self) -> Recovered:
         """Recover the logs of all streams."""
+
+    @abstractmethod
+    async def _delete_expired(self, partition: Partition, start: Offset) -> None:
+        """Delete the records before ``start``, which retention lets go of."""
