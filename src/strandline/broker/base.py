@@ -315,6 +315,14 @@ class BrokerBase(ABC):
         """The newest metadata known here; any thread."""
         return self._image
 
+    async def know_newest(self) -> None:
+        """Wait until everything that was decided before this call is known here.
+
+        Raises:
+            UnavailableError: in a cluster, the controller is not reached.
+        """
+        return  # a broker alone decides by itself
+
     @property
     def is_controller(self) -> bool:
         """Whether this broker is the controller."""

@@ -91,6 +91,10 @@ class ClusterBroker(MetadataApplier):
         addresses = ListenerAddresses(self._flight_address, grpc_address, beam_address)
         self.membership.announce(addresses)
 
+    async def know_newest(self) -> None:
+        """See ``BrokerBase``."""
+        await self.membership.newest.know()
+
     @property
     def is_controller(self) -> bool:
         """Whether this broker leads the metadata quorum."""

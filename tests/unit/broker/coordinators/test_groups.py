@@ -276,3 +276,15 @@ async def test_a_coordinator_that_cannot_start_tries_again_after_a_while(
     monkeypatch.setattr(coordinator, "maker", maker)
     clock.advance_ms(1000 * RETRY_S)
     await kit.until(lambda: coordinator.term is not None)
+
+
+async def test_a_question_creates_no_stream(broker):
+    """Listing, describing and reading of groups that nobody has used; a commit then creates it."""
+    assert await broker.groups.groups() == {}
+    assert await broker.groups.committed_offsets("g") == {}
+    assert await broker.groups.consumers("") == []
+    with pytest.raises(UnknownGroupError):
+        await broker.groups.describe("g", must_be_decided=False)
+    assert GROUPS_STREAM not in broker.image.streams
+    await broker.groups.commit("g", {"s": {0: 1}}, number=1)
+    assert await broker.groups.groups() == {"g": 0}
