@@ -4,14 +4,21 @@ from types import SimpleNamespace
 
 import pytest
 
+from strandline.broker.write_path.admission import RECORD_OVERHEAD_BYTES, Admission
 from strandline.broker.write_path.atomic import AtomicRecord, append_atomic
-from strandline.config import StreamConfig
+from strandline.clock import ManualClock
+from strandline.config import LimitsConfig, StreamConfig
 from strandline.errors import (
+    RecordTooLargeError,
     RepeatedMessageError,
     StillLoadingError,
     UnavailableError,
     WrongLastSequenceError,
 )
+from strandline.types import PartitionName
+
+
+LIMITS = LimitsConfig()
 
 
 class Held:
@@ -30,16 +37,17 @@ class FakePartition:
     """A partition at offset 10, which knows message id ``old``."""
 
     def __init__(self):
+        self.name = PartitionName("s", 0)
         self.config = StreamConfig(name="s", subject="s", dedup_window_ms=77)
         self.next_offset, self.write_error = 10, None
-        self.noted, self.appended, self.asked = [], [], []
-        self.is_loading = self.rejects = False
+        self.noted, self.appended, self.asked, self.subjects = [], [], [], []
+        self.is_loading = False
         self.duplicates = SimpleNamespace(
             held=Held(),
             find_message=self.find_message,
             note_message=lambda *note: self.noted.append(note),
         )
-        self.sequences = SimpleNamespace(check=self.check)
+        self.sequences = SimpleNamespace(check=self.check, note=self.note_subjects)
 
     def find_message(self, message_id, window_ms):
         assert window_ms == 77
@@ -52,10 +60,12 @@ class FakePartition:
         if last != 5:
             raise WrongLastSequenceError("wrong last sequence: 5")
 
-    def append_arrow(self, batch, *, ack_sink, token):
-        if not self.rejects:
-            self.appended.append((batch.to_pylist(), ack_sink, token))
-            self.next_offset += batch.num_rows
+    def note_subjects(self, subjects, offset, headers):
+        self.subjects.append((subjects, offset, headers))
+
+    def add_chunk(self, chunk, ack_sink, token):
+        self.appended.append((chunk, ack_sink, token))
+        self.next_offset += chunk.count
 
 
 class Sink:
@@ -80,6 +90,11 @@ def record(value=b"v", subject="s", **more):
     return AtomicRecord(value, subject, **more)
 
 
+def append(partition, records, sink, limits=LIMITS):
+    admission = Admission(limits, clock=ManualClock(), wake=None)
+    append_atomic(partition, records, admission, ack_sink=sink, token="t")
+
+
 def test_records_are_one_batch_and_their_ids_are_noted(partition, sink):
     """Each id with the offset of its own record."""
     records = [
@@ -87,15 +102,21 @@ def test_records_are_one_batch_and_their_ids_are_noted(partition, sink):
         record(None, "s.2"),
         record(b"c", "s.1", message_id="three"),
     ]
-    append_atomic(partition, records, ack_sink=sink, token="t")
-    [(rows, to, token)] = partition.appended
+    append(partition, records, sink)
+    [(chunk, to, token)] = partition.appended
     assert (to, token) == (sink, "t")
-    assert rows == [
-        {"value": b"a", "subject": "s.1", "key": b"k", "headers": [("h", b"1")]},
-        {"value": None, "subject": "s.2", "key": None, "headers": None},
-        {"value": b"c", "subject": "s.1", "key": None, "headers": None},
-    ]
+    assert chunk.base_offset == 10
+    assert chunk.values == [b"a", None, b"c"]
+    assert chunk.subjects == ["s.1", "s.2", "s.1"]
+    assert chunk.keys == [b"k", None, None]
+    assert chunk.headers == [[("h", b"1")], None, None]
+    assert chunk.size == 3 * RECORD_OVERHEAD_BYTES + len(b"a" + b"c" + b"k" + b"h" + b"1")
     assert partition.noted == [("one", 10), ("three", 12)]
+    assert partition.subjects == [
+        (("s.1",), 10, [("h", b"1")]),
+        (("s.2",), 11, None),
+        (("s.1",), 12, None),
+    ]
     assert sink.rejections == []
 
 
@@ -113,7 +134,7 @@ def test_records_are_one_batch_and_their_ids_are_noted(partition, sink):
 )
 def test_one_condition_that_is_not_met_rejects_all(partition, sink, records, kind):
     """Nothing is stored or noted."""
-    append_atomic(partition, records, ack_sink=sink, token="t")
+    append(partition, records, sink)
     [(token, error)] = sink.rejections
     assert token == "t"
     assert type(error) is kind
@@ -127,7 +148,7 @@ def test_conditions_are_about_the_state_before_the_first(partition, sink):
         record(subject="t", expected_subject_last=5),
         record(subject="t"),
     ]
-    append_atomic(partition, records, ack_sink=sink, token="t")
+    append(partition, records, sink)
     assert sink.rejections == []
     assert partition.asked == [("s", 5), ("t", 5)]
     assert len(partition.appended) == 1
@@ -136,7 +157,7 @@ def test_conditions_are_about_the_state_before_the_first(partition, sink):
 def test_a_partition_that_takes_nothing_checks_nothing(partition, sink):
     """Its own reason comes first."""
     partition.write_error = UnavailableError("moved")
-    append_atomic(partition, [record(expected_last=1)], ack_sink=sink, token="t")
+    append(partition, [record(expected_last=1)], sink)
     assert sink.rejections == [("t", partition.write_error)]
     assert partition.duplicates.held.waiting == []
 
@@ -149,7 +170,7 @@ def test_they_wait_for_what_is_read_back(partition, sink, cause):
         partition.is_loading = True
     else:
         held.waiting.append("earlier")
-    append_atomic(partition, [record(message_id="one")] * 1, ack_sink=sink, token="t")
+    append(partition, [record(message_id="one")] * 1, sink)
     waiting = held.waiting.pop()
     held.waiting.clear()
     assert (waiting.ack_sink, waiting.token, waiting.records) == (sink, "t", 1)
@@ -164,12 +185,24 @@ def test_too_many_that_wait_are_rejected(partition, sink):
     """The reason is that of the queue."""
     partition.is_loading = True
     partition.duplicates.held.error = UnavailableError("too many")
-    append_atomic(partition, [record(message_id="one")], ack_sink=sink, token="t")
+    append(partition, [record(message_id="one")], sink)
     assert sink.rejections == [("t", partition.duplicates.held.error)]
 
 
-def test_ids_of_what_was_rejected_are_not_noted(partition, sink):
-    """The partition has answered by itself."""
-    partition.rejects = True
-    append_atomic(partition, [record(message_id="one")], ack_sink=sink, token="t")
-    assert partition.noted == []
+@pytest.mark.parametrize(
+    ("limits", "kind"),
+    [
+        (LimitsConfig(record_bytes=2), RecordTooLargeError),
+        (LimitsConfig(batch_bytes=2 * RECORD_OVERHEAD_BYTES + 3), RecordTooLargeError),
+        (LimitsConfig(pending_bytes=-1), UnavailableError),
+    ],
+)
+def test_what_is_over_a_limit_is_rejected_as_a_whole(partition, sink, limits, kind):
+    """The largest record, all of them, and what waits; at the limit they are accepted."""
+    records = [record(b"a", message_id="one"), record(b"bcd")]
+    append(partition, records, sink, limits)
+    [(token, error)] = sink.rejections
+    assert (token, type(error)) == ("t", kind)
+    assert partition.appended == partition.noted == partition.subjects == []
+    append(partition, records, sink, LimitsConfig(record_bytes=3, batch_bytes=68, pending_bytes=0))
+    assert len(partition.appended) == len(sink.rejections) == 1
