@@ -6,7 +6,7 @@ import pytest
 
 from strandline.broker.cluster import remote_consumers
 from strandline.broker.cluster.channels import ConsumerRequest, ConsumerResponse
-from strandline.broker.cluster.remote_consumers import RemoteConsumers
+from strandline.broker.cluster.remote_consumers import ClusterConsumerStore
 from strandline.broker.coordinators.consumers import ConsumerOrder
 from strandline.errors import (
     NotLeaderError,
@@ -36,38 +36,61 @@ class Rpc:
         self.answers.append((caller, answer))
 
 
-class Store:
-    """A coordinator that answers as a test has set."""
+class Groups:
+    """A coordinator here that answers as a test has set; by default it is elsewhere."""
 
-    def __init__(self, outcome):
-        self.outcome, self.orders = outcome, []
+    def __init__(self):
+        self.outcome, self.asked = NotLeaderError("elsewhere"), []
 
-    async def carry_out(self, order):
-        self.orders.append(order)
-        if isinstance(self.outcome, Exception):
+    async def keep_consumer(self, group, positions, consumer, *, epoch, is_new):
+        self.asked.append(("keep", group, positions, consumer, epoch, is_new))
+        if self.outcome is not None:
             raise self.outcome
-        return self.outcome
+
+    async def consumers(self, prefix):
+        self.asked.append(("list", prefix))
+        if self.outcome is not None:
+            raise self.outcome
+        return ["b", "a"]
 
 
 @pytest.fixture
 async def consumers():
-    made = RemoteConsumers(Rpc())
-    made.leader = lambda: 2
+    """A store whose coordinator is broker 2, as far as a test does not say otherwise."""
+    leader = [2]
+    made = ClusterConsumerStore(Groups(), Rpc(), lambda: leader[0])
+    made.leaders = leader
     yield made
     await made.stop()
+
+
+def keep(consumers):
+    return consumers.keep("g", POSITIONS, "{}", epoch=3)
+
+
+async def test_the_coordinator_here_is_asked_first(consumers):
+    """Then nobody else is."""
+    consumers._groups.outcome = None
+    await keep(consumers)
+    assert await consumers.list("p") == ["a", "b"]
+    assert consumers._groups.asked == [("keep", "g", POSITIONS, "{}", 3, False), ("list", "p")]
+    consumers._groups.outcome = UnknownGroupError("gone")
+    with pytest.raises(UnknownGroupError, match="gone"):
+        await keep(consumers)
+    assert consumers._rpc.asked == []
 
 
 async def test_an_order_reaches_the_coordinator(consumers):
     """As it is; its result comes back."""
     consumers._rpc.answer_of.set_result(ConsumerResponse(7, {"g": "state"}))
-    assert await consumers.ask(ORDER) == {"g": "state"}
+    assert await consumers._do(ORDER) == {"g": "state"}
     assert consumers._rpc.asked == [(2, ConsumerRequest(7, "keep", "g", POSITIONS, "{}", 3))]
 
 
 async def test_an_order_without_positions_has_none(consumers):
     """The message always has some."""
     consumers._rpc.answer_of.set_result(ConsumerResponse(7, {}))
-    assert await consumers.ask(ConsumerOrder("list", "p")) == {}
+    assert await consumers.list("p") == []
     assert consumers._rpc.asked == [(2, ConsumerRequest(7, "list", "p", {}, "", 0))]
 
 
@@ -79,17 +102,17 @@ async def test_an_error_is_raised_here(consumers, code, kind):
     """One of a later version counts as passing."""
     consumers._rpc.answer_of.set_result(ConsumerResponse(7, {}, code, "why"))
     with pytest.raises(kind, match="why"):
-        await consumers.ask(ORDER)
+        await keep(consumers)
 
 
 async def test_nothing_was_done_where_nobody_could_be_asked(consumers):
     """There is no coordinator, or no way to it."""
     consumers._rpc.is_reached = False
     with pytest.raises(NotLeaderError, match="cannot be reached"):
-        await consumers.ask(ORDER)
-    consumers.leader = lambda: None
+        await keep(consumers)
+    consumers.leaders[0] = None
     with pytest.raises(NotLeaderError, match="no broker coordinates"):
-        await consumers.ask(ORDER)
+        await keep(consumers)
     assert len(consumers._rpc.asked) == 1
 
 
@@ -97,23 +120,23 @@ async def test_silence_is_an_unknown_outcome(consumers, monkeypatch):
     """After a while."""
     monkeypatch.setattr(remote_consumers, "TIMEOUT_S", 0.02)
     with pytest.raises(RequestTimeoutError, match="broker 2 did not answer"):
-        await consumers.ask(ORDER)
+        await keep(consumers)
 
 
 @pytest.mark.parametrize(
-    ("store", "answer"),
+    ("outcome", "answer"),
     [
-        (Store({"g": "state"}), ConsumerResponse(7, {"g": "state"})),
-        (Store(UnknownGroupError("gone")), ConsumerResponse(7, {}, "unknown_group", "gone")),
-        (None, ConsumerResponse(7, {}, "unavailable", "this broker is starting; retry")),
+        (None, ConsumerResponse(7, {})),
+        (UnknownGroupError("gone"), ConsumerResponse(7, {}, "unknown_group", "gone")),
+        (NotLeaderError("elsewhere"), ConsumerResponse(7, {}, "not_leader", "elsewhere")),
     ],
 )
-async def test_other_brokers_are_served(consumers, store, answer):
-    """With the result or the error; before the start there is nothing to serve."""
-    consumers.store = store
+async def test_other_brokers_are_served(consumers, outcome, answer):
+    """With the result or the error; their request is not sent on to a third broker."""
+    consumers._groups.outcome = outcome
     consumers.serve(3, ConsumerRequest(7, "keep", "g", POSITIONS, "{}", 3))
     await until_async(lambda: consumers._rpc.answers)
     assert consumers._rpc.answers == [(3, answer)]
-    if store is not None:
-        assert store.orders == [ORDER]
+    assert consumers._groups.asked == [("keep", "g", POSITIONS, "{}", 3, False)]
+    assert consumers._rpc.asked == []
     await until_async(lambda: not consumers._serving)

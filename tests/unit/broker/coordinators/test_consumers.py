@@ -34,17 +34,6 @@ class Groups:
         self._note("keep", group, positions, consumer, epoch, is_new)
 
 
-class Elsewhere:
-    """Another broker's coordinator."""
-
-    def __init__(self):
-        self.orders = []
-
-    async def ask(self, order):
-        self.orders.append(order)
-        return {"z": "1", "y": "2"}
-
-
 async def test_requests_reach_the_coordinator_here():
     """Each as it was meant."""
     groups = Groups()
@@ -71,28 +60,16 @@ async def test_an_order_without_positions_keeps_none():
     assert groups.asked == [("keep", "g", {}, "{}", 1, False)]
 
 
-async def test_where_another_broker_coordinates_it_is_asked():
-    """With the same order; without a way to it the caller hears so."""
-    store = ConsumerStore(Groups(NotLeaderError("elsewhere")))
-    with pytest.raises(NotLeaderError):
-        await store.delete("g")
-    store.elsewhere = elsewhere = Elsewhere()
-    await store.keep("g", POSITIONS, "{}", epoch=3, is_new=True)
-    assert await store.claim("p", 5) == {"z": "1", "y": "2"}
-    assert await store.list("p") == ["y", "z"]
-    await store.delete("g")
-    assert elsewhere.orders == [
-        ConsumerOrder("new", "g", POSITIONS, "{}", 3),
-        ConsumerOrder("claim", "p", None, "", 5),
-        ConsumerOrder("list", "p"),
-        ConsumerOrder("delete", "g"),
-    ]
-
-
-async def test_other_errors_are_final():
-    """The coordinator here has decided."""
-    store = ConsumerStore(Groups(UnknownGroupError("gone")))
-    store.elsewhere = elsewhere = Elsewhere()
-    with pytest.raises(UnknownGroupError):
-        await store.delete("g")
-    assert elsewhere.orders == []
+@pytest.mark.parametrize("error", [NotLeaderError("elsewhere"), UnknownGroupError("gone")])
+async def test_errors_of_the_coordinator_are_raised(error):
+    """As they are."""
+    store = ConsumerStore(Groups(error))
+    for request in (
+        store.keep("g", POSITIONS, "{}", epoch=3),
+        store.delete("g"),
+        store.claim("p", 5),
+        store.list("p"),
+    ):
+        with pytest.raises(type(error)) as caught:
+            await request
+        assert caught.value is error
