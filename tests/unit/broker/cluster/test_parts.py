@@ -10,10 +10,12 @@ from strandline.broker.cluster import channels
 from strandline.broker.cluster.epochs import leader_epochs
 from strandline.broker.cluster.identity import FILE_NAME as IDENTITY_NAME
 from strandline.broker.cluster.identity import begin_incarnation, load_identity
+from strandline.broker.cluster.opening import LogToOpen, open_logs
 from strandline.broker.cluster.reading import read_batches, read_range
 from strandline.broker.cluster.state_machine import MetadataMachine
 from strandline.broker.cluster.watermark_file import FILE_NAME as WATERMARKS_NAME
 from strandline.broker.cluster.watermark_file import load_watermarks, save_watermarks
+from strandline.broker.opening import log_plan
 from strandline.broker.peers.frame import Frame
 from strandline.config import StreamConfig
 from strandline.core.metadata.commands import CreateStream, OpenSession, encode_entry
@@ -24,6 +26,7 @@ from strandline.errors import (
     DiskFullError,
     InvalidConfigError,
     InvalidRecordError,
+    StrandlineError,
 )
 from strandline.record.batch import read_header
 from strandline.record.codec import Stamp, encode_filler, encode_records
@@ -181,6 +184,25 @@ def test_the_machine_is_its_snapshot(tmp_path):
     other.restore(machine.snapshot())
     assert other.image == machine.image
     assert len(seen) == 2
+
+
+def test_the_name_of_a_new_log_is_durable_with_one_sync(tmp_path, disk):
+    """An attempt that could not sync it leaves that to the next one."""
+    (tmp_path / "logs").mkdir()
+    wanted = [
+        LogToOpen(n, log_plan(tmp_path, n, StreamConfig(name="s", subject="s")), None, 0, False)
+        for n in (1, 2)
+    ]
+    outcome = open_logs(wanted[:1], disk=disk, synced_sequence=0)
+    assert isinstance(outcome[1], Log)
+    assert disk.count("names", "logs") == 1
+    disk.fail("names", "logs", times=1)
+    assert isinstance(open_logs(wanted[1:], disk=disk, synced_sequence=0)[2], StrandlineError)
+    assert disk.count("names", "logs") == 2
+    outcome |= open_logs(wanted[1:], disk=disk, synced_sequence=0)
+    assert disk.count("names", "logs") == 3
+    for log in outcome.values():
+        log.close()
 
 
 @pytest.mark.parametrize("appends_after", [0, 2])
