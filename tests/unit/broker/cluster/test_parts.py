@@ -31,6 +31,7 @@ from strandline.errors import (
 from strandline.record.batch import read_header
 from strandline.record.codec import Stamp, encode_filler, encode_records
 from strandline.storage.log import Log
+from strandline.storage.log_generation import read_generation
 from strandline.storage.recovery import LogPlan, recover
 from strandline.storage.twin_file import twin_of
 from strandline.types import Offset
@@ -264,3 +265,18 @@ def test_a_placeholder_is_cut_to_what_is_asked_for(tmp_path, disk):
         header = read_header(data)
         assert (header.base_offset, header.next_offset) == (first, after)
         assert (ref.leader_epoch, ref.size) == (header.leader_epoch, len(data)) == (1, 96)
+
+
+def test_nothing_of_an_older_log_with_the_same_id_is_left(tmp_path, disk):
+    """A copy that moved away returns as an empty one, and says since when."""
+    (tmp_path / "logs").mkdir()
+    plan = log_plan(tmp_path, 1, StreamConfig(name="s", subject="s"))
+    [old] = open_logs([LogToOpen(1, plan, None, 0, False)], disk=disk, synced_sequence=0).values()
+    append(old, batch(0, 5))
+    old.checkpoint()
+    old.close()
+    wanted = [LogToOpen(1, plan, None, 7, True)]
+    [new] = open_logs(wanted, disk=disk, synced_sequence=42).values()
+    assert (new.log_start_offset, new.log_end_offset) == (7, 7)
+    assert read_generation(plan.directory, disk=disk) == 42
+    new.close()
