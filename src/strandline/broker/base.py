@@ -94,7 +94,7 @@ class BrokerBase(ABC):
         self.routes = RouteTable()
         """Routes from subjects to streams here; only ``_announce`` changes them."""
         self._stream_callbacks: list[Callable[[Collection[str]], None]] = []
-        self._bound_callbacks: list[Callable[[], Awaitable[None]]] = []
+        self._bound_callbacks: list[Callable[[str], Awaitable[None]]] = []
         self._creation_checks: list[Callable[[StreamConfig], Awaitable[None]]] = []
         self._image_callbacks: list[Callable[[], None]] = []
         self._leading_callbacks: list[Callable[[Collection[str]], None]] = []
@@ -276,7 +276,7 @@ class BrokerBase(ABC):
         """
         self._leading_callbacks.append(callback)
 
-    def on_stream_created(self, callback: Callable[[], Awaitable[None]]) -> None:
+    def on_stream_created(self, callback: Callable[[str], Awaitable[None]]) -> None:
         """Register a function that binds a new stream; awaited before the creation is answered."""
         self._bound_callbacks.append(callback)
 
@@ -389,7 +389,7 @@ class BrokerBase(ABC):
         try:
             async with asyncio.timeout(BIND_TIMEOUT_S):
                 for callback in self._bound_callbacks:
-                    await callback()
+                    await callback(name)
         except TimeoutError:
             logger.warning("stream %s waits for NATS to take its subscription", name)
 
