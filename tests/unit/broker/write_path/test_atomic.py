@@ -17,7 +17,6 @@ from strandline.errors import (
 )
 from strandline.types import PartitionName
 
-
 LIMITS = LimitsConfig()
 
 
