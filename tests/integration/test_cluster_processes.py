@@ -1,6 +1,7 @@
 """Brokers of a cluster as real processes: killed, paused, restarted; every replica is read."""
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
@@ -16,7 +17,7 @@ from strandline.api.cluster import CLUSTER_STATUS
 from strandline.api.put import BatchTag, PutRequest, put_schema
 from strandline.client.connection import BrokerConnection
 from strandline.client.producer.put_stream import PutStream
-from strandline.errors import StrandlineError, UnknownStreamError
+from strandline.errors import StrandlineError, StreamExistsError, UnknownStreamError
 from strandline.process.ports import free_ports
 from strandline.testing.replica import ReplicaReader
 from tests.kit.clusters import three_brokers
@@ -48,7 +49,8 @@ async def persist(attempt, *, seconds=40):
 
 
 def create(server, name, **settings):
-    with strandline.connect(server.flight) as client:
+    """Create a stream, unless an attempt whose answer was lost has done it."""
+    with strandline.connect(server.flight) as client, contextlib.suppress(StreamExistsError):
         client.create_stream(name, replicas=3, min_isr=2, acks="replicated", **settings)
 
 

@@ -96,7 +96,10 @@ def decode_record(buffer: pa.Buffer, offset: int) -> DecodedRecord | None:
     view = memoryview(buffer)
     for position, _ in walk(view):
         if read_header(view, position).next_offset > offset:
-            return BatchColumns(buffer, position).record(offset)
+            try:
+                return _RecordColumns(buffer, position).record(offset)
+            except UnicodeDecodeError as error:
+                raise CorruptBatchError("a name is not UTF-8") from error
     return None
 
 
@@ -215,66 +218,41 @@ class BatchColumns:
         rows = self._count if count is None else count
         validity = self._take((rows + 7) // 8) if nullable else None
         offsets = self._take(4 * (rows + 1))
+        return [validity, offsets, self._take(self._last_end(offsets))]
+
+    def _last_end(self, offsets: pa.Buffer) -> int:
+        """The last of the offsets of a variable-length column, all of which are checked."""
         ends = np.frombuffer(offsets, dtype="<i4")
         if ends[0] != 0 or (ends[1:] < ends[:-1]).any():
             raise CorruptBatchError("offsets of a column do not ascend from 0")
-        return [validity, offsets, self._take(int(ends[-1]))]
+        return int(ends[-1])
 
     def _take_subjects(self) -> None:
         """The subject dictionary and, with several subjects, the indices."""
         header = self.header
         self._subject_indices: pa.Buffer | None = None
+        self._single_subject = b""
         if header.subject_count == 1:
-            name = bytes(memoryview(self._take(header.subject_bytes)))
-            self._subjects = single_subject(name)
+            self._single_subject = bytes(memoryview(self._take(header.subject_bytes)))
             return
         if header.subject_count == 0:
             raise CorruptBatchError("a batch without subjects")
-        buffers = self._take_binary(nullable=False, count=header.subject_count)
-        self._subjects = pa.Array.from_buffers(pa.string(), header.subject_count, buffers)
-        indices = self._take(4 * self._count)
+        self._subject_names = self._take_binary(nullable=False, count=header.subject_count)
+        self._subject_indices = self._take(4 * self._count)
+        self._check_subjects(self._subject_indices)
+
+    def _check_subjects(self, indices: pa.Buffer) -> None:
         numbers = np.frombuffer(indices, dtype="<i4")
-        if numbers.min() < 0 or numbers.max() >= header.subject_count:
+        if numbers.min() < 0 or numbers.max() >= self.header.subject_count:
             raise CorruptBatchError("a subject index outside the dictionary")
-        self._subject_indices = indices
 
     def _take_headers(self) -> tuple[pa.Buffer, list[pa.Buffer | None], list[pa.Buffer | None]]:
         """Offsets per record, names and values of the headers."""
         offsets = self._take(4 * (self._count + 1))
-        ends = np.frombuffer(offsets, dtype="<i4")
-        if ends[0] != 0 or (ends[1:] < ends[:-1]).any():
-            raise CorruptBatchError("header offsets do not ascend from 0")
-        pairs = int(ends[-1])
+        pairs = self._last_end(offsets)
         names = self._take_binary(nullable=False, count=pairs)
         values = self._take_binary(nullable=False, count=pairs)
         return offsets, names, values
-
-    def record(self, offset: int) -> DecodedRecord | None:
-        """The record at an offset; None: it was removed."""
-        row = offset - self.header.base_offset
-        if self._deltas is not None:
-            deltas = np.frombuffer(self._deltas, dtype="<i4")
-            wanted, row = row, int(deltas.searchsorted(row))
-            if row == self._count or deltas[row] != wanted:
-                return None
-        if not 0 <= row < self._count:
-            return None
-        indices, headers = self._subject_indices, None
-        name = 0 if indices is None else _INT.unpack_from(indices, 4 * row)[0]
-        if self._headers is not None:
-            offsets, names, values = self._headers
-            first, end = _PAIR.unpack_from(offsets, 4 * row)
-            headers = [
-                ((_cell(names, each) or b"").decode(), _cell(values, each) or b"")
-                for each in range(first, end)
-            ]
-        return DecodedRecord(
-            _LONG.unpack_from(self._timestamps, 8 * row)[0],
-            self._subjects[name].as_py(),
-            None if self._key is None else _cell(self._key, row),
-            _cell(self._value, row),
-            headers or None,
-        )
 
     def offset(self) -> pa.Array:
         """Offsets, int64."""
@@ -293,9 +271,11 @@ class BatchColumns:
         """Subjects, dictionary-encoded."""
         indices = self._subject_indices
         if indices is None:
-            return pa.DictionaryArray.from_arrays(_zeros(self._count), self._subjects)
+            only = single_subject(self._single_subject)
+            return pa.DictionaryArray.from_arrays(_zeros(self._count), only)
+        names = pa.Array.from_buffers(pa.string(), self.header.subject_count, self._subject_names)
         numbers = pa.Array.from_buffers(pa.int32(), self._count, [None, indices])
-        return pa.DictionaryArray.from_arrays(numbers, self._subjects)
+        return pa.DictionaryArray.from_arrays(numbers, names)
 
     def key(self) -> pa.Array:
         """Keys, null where a record has none."""
@@ -327,6 +307,51 @@ class BatchColumns:
         )
 
 
+class _RecordColumns(BatchColumns):
+    """The columns of which one record is wanted: what of them is used is checked when it is."""
+
+    def _last_end(self, offsets: pa.Buffer) -> int:
+        return int(_INT.unpack_from(offsets, offsets.size - _INT.size)[0])
+
+    def _check_subjects(self, indices: pa.Buffer) -> None:
+        """Check no index that is not used."""
+
+    def record(self, offset: int) -> DecodedRecord | None:
+        """The record at an offset; None: it was removed."""
+        row = offset - self.header.base_offset
+        if self._deltas is not None:
+            deltas = np.frombuffer(self._deltas, dtype="<i4")
+            wanted, row = row, int(deltas.searchsorted(row))
+            if row == self._count or deltas[row] != wanted:
+                return None
+        if not 0 <= row < self._count:
+            return None
+        indices, headers = self._subject_indices, None
+        if self._headers is not None:
+            offsets, names, values = self._headers
+            pairs = self._last_end(offsets)
+            first, end = _PAIR.unpack_from(offsets, 4 * row)
+            if not 0 <= first <= end <= pairs:
+                raise CorruptBatchError("header offsets do not ascend from 0")
+            headers = [
+                ((_cell(names, each) or b"").decode(), _cell(values, each) or b"")
+                for each in range(first, end)
+            ]
+        subject = self._single_subject
+        if indices is not None:
+            (number,) = _INT.unpack_from(indices, 4 * row)
+            if not 0 <= number < self.header.subject_count:
+                raise CorruptBatchError("a subject index outside the dictionary")
+            subject = _cell(self._subject_names, number) or b""
+        return DecodedRecord(
+            _LONG.unpack_from(self._timestamps, 8 * row)[0],
+            subject.decode(),
+            None if self._key is None else _cell(self._key, row),
+            _cell(self._value, row),
+            headers or None,
+        )
+
+
 def _cell(column: list[pa.Buffer | None], row: int) -> bytes | None:
     """Return a value of a variable-length column."""
     validity, offsets, data = column
@@ -335,4 +360,6 @@ def _cell(column: list[pa.Buffer | None], row: int) -> bytes | None:
     if validity is not None and not memoryview(validity)[row >> 3] >> (row & 7) & 1:
         return None
     start, end = _PAIR.unpack_from(offsets, 4 * row)
+    if not 0 <= start <= end <= data.size:
+        raise CorruptBatchError("offsets of a column do not ascend from 0")
     return bytes(memoryview(data)[start:end])

@@ -6,6 +6,7 @@ Other patterns are tried one by one, so their number is limited. Pure.
 """
 
 from collections.abc import Sequence
+from itertools import cycle, islice
 from typing import Final
 from urllib.parse import quote
 
@@ -165,6 +166,17 @@ class Inboxes:
             if None not in sids:
                 return sids
         return [self.sid_for(reply) for reply in replies]
+
+    def sids_in_turns(self, inboxes: Sequence[bytes], count: int) -> list[bytes | None]:
+        """Return the sid that receives each of some messages, to inboxes in turns; count them."""
+        sids = self.sids_for(inboxes[:count])
+        known = [self._by_sid.get(sid) for sid in sids if sid is not None]
+        if len(known) == len(sids) and all(
+            each is not None and not each.remaining for each in known
+        ):
+            return list(islice(cycle(sids), count))
+        turns = islice(cycle(inboxes), len(sids), count)
+        return sids + [self.sid_for(each) for each in turns]
 
     def _forget_prefix(self, inbox: Inbox) -> bool:
         """Remove an inbox from ``by_prefix``; return False if it was not there."""

@@ -151,9 +151,8 @@ class LocalClient:
         """Queue records."""
         if not self._peer.is_open:
             return
-        count, turns = len(run.messages.sequences), len(run.inboxes)
-        before = len(self._inboxes)
-        sids = self._inboxes.sids_for([run.inboxes[n % turns] for n in range(count)])
+        count, before = len(run.messages.sequences), len(self._inboxes)
+        sids = self._inboxes.sids_in_turns(run.inboxes, count)
         if not self._peer.takes_headers:
             messages = run.messages._replace(blocks=[b""] * count)
             run = run._replace(messages=messages)

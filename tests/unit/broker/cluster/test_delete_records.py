@@ -145,16 +145,16 @@ async def test_what_cannot_be_removed_is_logged(world, caplog):
 
 async def test_what_retention_wants_is_proposed_by_the_leader(world, caplog):
     """The newest wish, with the partition's version; one that fails is proposed again later."""
-    world.starts.expired(FakePartition(log_id=6), 40)
-    world.starts.expired(FakePartition(), 40)
-    world.starts.expired(FakePartition(), 45)
+    world.starts.want_deleted(FakePartition(log_id=6), 40)
+    world.starts.want_deleted(FakePartition(), 40)
+    world.starts.want_deleted(FakePartition(), 45)
     await until_async(lambda: world.commands)
     assert world.commands == [MoveLogStarts((LogStart(AT, 45),))]
     world.error = UnavailableError("no quorum")
-    world.starts.expired(FakePartition(), 46)
+    world.starts.want_deleted(FakePartition(), 46)
     await until_async(lambda: "retention could not be decided" in caplog.text)
     world.error = None
-    world.starts.expired(FakePartition(), 47)
+    world.starts.want_deleted(FakePartition(), 47)
     await until_async(lambda: len(world.commands) == 3)
     assert world.commands[-1] == MoveLogStarts((LogStart(AT, 47),))
 
@@ -189,6 +189,6 @@ async def test_only_the_leader_of_the_newest_epoch_decides(world, case):
         world.starts.led(FakePartition())
     with pytest.raises(NotLeaderError):
         await world.starts.truncate(FakePartition(), 50)
-    world.starts.expired(FakePartition(), 50)
+    world.starts.want_deleted(FakePartition(), 50)
     await asyncio.sleep(0.01)
     assert world.commands == []

@@ -1,4 +1,4 @@
-"""Requests about NATS consumers between brokers: the order, its result, and its error."""
+"""NATS consumers' states at the coordinator of a cluster: the order, its result, and its error."""
 
 import asyncio
 
@@ -6,8 +6,7 @@ import pytest
 
 from strandline.broker.cluster import remote_consumers
 from strandline.broker.cluster.channels import ConsumerRequest, ConsumerResponse
-from strandline.broker.cluster.remote_consumers import RemoteConsumers
-from strandline.broker.coordinators.consumers import ConsumerOrder
+from strandline.broker.cluster.remote_consumers import ClusterConsumerStore
 from strandline.errors import (
     NotLeaderError,
     RequestTimeoutError,
@@ -17,7 +16,8 @@ from strandline.errors import (
 from tests.kit.waiting import until_async
 
 POSITIONS = {"s": {0: 4}}
-ORDER = ConsumerOrder("keep", "g", POSITIONS, "{}", 3)
+REQUEST = ConsumerRequest(7, "claim", "p", {}, "", 3)
+MOVED = NotLeaderError("another broker coordinates groups")
 
 
 class Rpc:
@@ -36,84 +36,106 @@ class Rpc:
         self.answers.append((caller, answer))
 
 
-class Store:
-    """A coordinator that answers as a test has set."""
+class Groups:
+    """A coordinator with this outcome."""
 
     def __init__(self, outcome):
-        self.outcome, self.orders = outcome, []
+        self.outcome, self.claims = outcome, []
 
-    async def carry_out(self, order):
-        self.orders.append(order)
+    async def claim_consumers(self, prefix, epoch):
+        self.claims.append((prefix, epoch))
         if isinstance(self.outcome, Exception):
             raise self.outcome
         return self.outcome
 
+    async def keep_consumer(self, *_, **__):
+        raise self.outcome
+
+    async def delete(self, group):
+        raise self.outcome
+
 
 @pytest.fixture
-async def consumers():
-    made = RemoteConsumers(Rpc())
-    made.leader = lambda: 2
-    yield made
-    await made.stop()
+async def made():
+    """A function: make a store with this outcome here, and broker 2 as the coordinator."""
+    stores = []
+
+    def make(outcome, leader=2):
+        store = ClusterConsumerStore(Groups(outcome), Rpc(), lambda: leader)
+        stores.append(store)
+        return store
+
+    yield make
+    for store in stores:
+        await store.stop()
 
 
-async def test_an_order_reaches_the_coordinator(consumers):
+async def test_the_coordinator_here_is_asked_first(made):
+    """Its result and its error are final."""
+    assert await made({"g": "state"}).claim("p", 3) == {"g": "state"}
+    store = made(UnknownGroupError("gone"))
+    with pytest.raises(UnknownGroupError):
+        await store.delete("g")
+    assert store._rpc.asked == []
+
+
+async def test_an_order_reaches_the_coordinator_elsewhere(made):
     """As it is; its result comes back."""
-    consumers._rpc.answer_of.set_result(ConsumerResponse(7, {"g": "state"}))
-    assert await consumers.ask(ORDER) == {"g": "state"}
-    assert consumers._rpc.asked == [(2, ConsumerRequest(7, "keep", "g", POSITIONS, "{}", 3))]
-
-
-async def test_an_order_without_positions_has_none(consumers):
-    """The message always has some."""
-    consumers._rpc.answer_of.set_result(ConsumerResponse(7, {}))
-    assert await consumers.ask(ConsumerOrder("list", "p")) == {}
-    assert consumers._rpc.asked == [(2, ConsumerRequest(7, "list", "p", {}, "", 0))]
+    store = made(MOVED)
+    store._rpc.answer_of.set_result(ConsumerResponse(7, {"g": "state"}))
+    assert await store.claim("p", 3) == {"g": "state"}
+    await store.keep("g", POSITIONS, "{}", epoch=3, is_new=True)
+    assert store._rpc.asked == [
+        (2, REQUEST),
+        (2, ConsumerRequest(7, "new", "g", POSITIONS, "{}", 3)),
+    ]
 
 
 @pytest.mark.parametrize(
     ("code", "kind"),
     [("unknown_group", UnknownGroupError), ("from_the_future", UnavailableError)],
 )
-async def test_an_error_is_raised_here(consumers, code, kind):
+async def test_an_error_is_raised_here(made, code, kind):
     """One of a later version counts as passing."""
-    consumers._rpc.answer_of.set_result(ConsumerResponse(7, {}, code, "why"))
+    store = made(MOVED)
+    store._rpc.answer_of.set_result(ConsumerResponse(7, {}, code, "why"))
     with pytest.raises(kind, match="why"):
-        await consumers.ask(ORDER)
+        await store.delete("g")
 
 
-async def test_nothing_was_done_where_nobody_could_be_asked(consumers):
+async def test_nothing_was_done_where_nobody_could_be_asked(made):
     """There is no coordinator, or no way to it."""
-    consumers._rpc.is_reached = False
+    store = made(MOVED)
+    store._rpc.is_reached = False
     with pytest.raises(NotLeaderError, match="cannot be reached"):
-        await consumers.ask(ORDER)
-    consumers.leader = lambda: None
+        await store.claim("p", 3)
+    store = made(MOVED, leader=None)
     with pytest.raises(NotLeaderError, match="no broker coordinates"):
-        await consumers.ask(ORDER)
-    assert len(consumers._rpc.asked) == 1
+        await store.claim("p", 3)
+    assert store._rpc.asked == []
 
 
-async def test_silence_is_an_unknown_outcome(consumers, monkeypatch):
+async def test_silence_is_an_unknown_outcome(made, monkeypatch):
     """After a while."""
     monkeypatch.setattr(remote_consumers, "TIMEOUT_S", 0.02)
     with pytest.raises(RequestTimeoutError, match="broker 2 did not answer"):
-        await consumers.ask(ORDER)
+        await made(MOVED).claim("p", 3)
 
 
 @pytest.mark.parametrize(
-    ("store", "answer"),
+    ("outcome", "answer"),
     [
-        (Store({"g": "state"}), ConsumerResponse(7, {"g": "state"})),
-        (Store(UnknownGroupError("gone")), ConsumerResponse(7, {}, "unknown_group", "gone")),
-        (None, ConsumerResponse(7, {}, "unavailable", "this broker is starting; retry")),
+        ({"g": "state"}, ConsumerResponse(7, {"g": "state"})),
+        (UnknownGroupError("gone"), ConsumerResponse(7, {}, "unknown_group", "gone")),
+        (MOVED, ConsumerResponse(7, {}, "not_leader", MOVED.message)),
     ],
 )
-async def test_other_brokers_are_served(consumers, store, answer):
-    """With the result or the error; before the start there is nothing to serve."""
-    consumers.store = store
-    consumers.serve(3, ConsumerRequest(7, "keep", "g", POSITIONS, "{}", 3))
-    await until_async(lambda: consumers._rpc.answers)
-    assert consumers._rpc.answers == [(3, answer)]
-    if store is not None:
-        assert store.orders == [ORDER]
-    await until_async(lambda: not consumers._serving)
+async def test_other_brokers_are_served(made, outcome, answer):
+    """With the result or the error; an order is passed on once, never further."""
+    store = made(outcome)
+    store.serve(3, REQUEST)
+    await until_async(lambda: store._rpc.answers)
+    assert store._rpc.answers == [(3, answer)]
+    assert store._groups.claims == [("p", 3)]
+    assert store._rpc.asked == []
+    await until_async(lambda: not store._serving)

@@ -1,4 +1,4 @@
-"""States of NATS consumers: kept by the coordinator, wherever it is."""
+"""States of NATS consumers, kept by the coordinator."""
 
 import pytest
 
@@ -9,7 +9,7 @@ POSITIONS = {"s": {0: 4}}
 
 
 class Groups:
-    """A coordinator that keeps what it is asked, or is somewhere else."""
+    """A coordinator that keeps what it is asked, or fails."""
 
     def __init__(self, error=None):
         self.error, self.asked = error, []
@@ -32,17 +32,6 @@ class Groups:
 
     async def keep_consumer(self, group, positions, consumer, *, epoch, is_new):
         self._note("keep", group, positions, consumer, epoch, is_new)
-
-
-class Elsewhere:
-    """Another broker's coordinator."""
-
-    def __init__(self):
-        self.orders = []
-
-    async def ask(self, order):
-        self.orders.append(order)
-        return {"z": "1", "y": "2"}
 
 
 async def test_requests_reach_the_coordinator_here():
@@ -71,28 +60,9 @@ async def test_an_order_without_positions_keeps_none():
     assert groups.asked == [("keep", "g", {}, "{}", 1, False)]
 
 
-async def test_where_another_broker_coordinates_it_is_asked():
-    """With the same order; without a way to it the caller hears so."""
-    store = ConsumerStore(Groups(NotLeaderError("elsewhere")))
-    with pytest.raises(NotLeaderError):
+@pytest.mark.parametrize("error", [NotLeaderError("moved"), UnknownGroupError("gone")])
+async def test_the_coordinators_error_is_the_callers(error):
+    """A broker alone has nobody else to ask."""
+    store = ConsumerStore(Groups(error))
+    with pytest.raises(type(error)):
         await store.delete("g")
-    store.elsewhere = elsewhere = Elsewhere()
-    await store.keep("g", POSITIONS, "{}", epoch=3, is_new=True)
-    assert await store.claim("p", 5) == {"z": "1", "y": "2"}
-    assert await store.list("p") == ["y", "z"]
-    await store.delete("g")
-    assert elsewhere.orders == [
-        ConsumerOrder("new", "g", POSITIONS, "{}", 3),
-        ConsumerOrder("claim", "p", None, "", 5),
-        ConsumerOrder("list", "p"),
-        ConsumerOrder("delete", "g"),
-    ]
-
-
-async def test_other_errors_are_final():
-    """The coordinator here has decided."""
-    store = ConsumerStore(Groups(UnknownGroupError("gone")))
-    store.elsewhere = elsewhere = Elsewhere()
-    with pytest.raises(UnknownGroupError):
-        await store.delete("g")
-    assert elsewhere.orders == []

@@ -106,3 +106,24 @@ def test_replies_in_a_row_are_found_as_each_would_be(inboxes):
     inboxes.limit(b"2", 1)
     assert inboxes.sids_for(replies) == [b"1", b"2", b"1"]
     assert inboxes.sids_for(replies) == [b"1"] * 3
+
+
+TURNS = [b"_INBOX.a", b"_INBOX.b", b"_INBOX.x.1", b"_INBOX.none"]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 7])
+@pytest.mark.parametrize("limit", [0, 1, 2, 3])
+@pytest.mark.parametrize("names", [TURNS[:1], TURNS[:2], TURNS[:3], TURNS, TURNS[2:3]])
+def test_messages_in_turns_go_where_each_would_go(names, limit, count):
+    """Also where a subscription ends among them, and where nobody subscribes."""
+    found = []
+    for in_turns in (True, False):
+        inboxes = Inboxes()
+        for sid, pattern in enumerate(["_INBOX.a", "_INBOX.b", "_INBOX.x.*"]):
+            inboxes.add(pattern, b"%d" % sid)
+        if limit:
+            inboxes.limit(b"0", limit)
+        each = [inboxes.sid_for(names[n % len(names)]) for n in range(0 if in_turns else count)]
+        sids = inboxes.sids_in_turns(names, count) if in_turns else each
+        found.append((sids, len(inboxes)))
+    assert found[0] == found[1]
