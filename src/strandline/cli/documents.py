@@ -234,8 +234,11 @@ class RecordDocument(TypedDict, total=False):
     subject: str | None
     key: str | None
     key_base64: str
-    value: str | None
+    value: Any
+    """Text or null; with ``--values`` what was decoded."""
     value_base64: str
+    value_error: str
+    """Why a value was not decoded."""
     headers: list[tuple[str, str]]
     headers_base64: list[tuple[str, str]]
 
