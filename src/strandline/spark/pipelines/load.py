@@ -28,7 +28,7 @@ from strandline.spark.pipelines.outputs import stream_of
 from strandline.spark.pipelines.queries import read_stream, triggered
 from strandline.spark.session import wait_for_sources
 from strandline.spark.table_log import TableState, decode_schema, refuse_other_stream
-from strandline.spark.table_open import existing_store
+from strandline.spark.table_open import existing_store, is_object_url
 from strandline.spark.table_store import local_path
 
 _SAMPLE_RECORDS = 1000
@@ -98,7 +98,7 @@ def _start_one(spark: SparkSession, config: LoadPipeline, load: PreparedLoad) ->
         config,
         load.stream,
         name=load.name,
-        output=load.path if config.format == "iceberg" else str(local_path(load.path)),
+        output=_output_of(config, load.path),
         startingOffsets=first_offsets(load.state),
         maxBytesPerTrigger=config.batch_bytes_max,
         minBytesPerTrigger=config.batch_bytes_min,
@@ -116,6 +116,13 @@ def _start_one(spark: SparkSession, config: LoadPipeline, load: PreparedLoad) ->
     return query
 
 
+def _output_of(config: LoadPipeline, path: str) -> str:
+    """Return what tells a table from others, in the checkpoint."""
+    if config.format == "iceberg" or is_object_url(path):
+        return path
+    return str(local_path(path))
+
+
 def table_options(
     config: LoadPipeline, stream: str, *, identity: str, columns: StructType | None
 ) -> dict[str, str]:
@@ -131,13 +138,17 @@ def table_options(
     options = {
         "tableFormat": config.format,
         "catalog": json.dumps(config.catalog),
+        "storage": json.dumps(config.storage),
         "values": config.values,
         "denseOffsets": str(dense),
         "fileBytes": str(config.file_bytes),
+        "snapshotAgeMs": str(config.snapshot_age_ms),
         "stream": stream,
         "streamIdentity": identity,
         "server": config.server,
     }
+    if config.compaction is not None:
+        options["compaction"] = str(config.compaction)
     if config.dead_letters:
         options["deadLetters"] = config.dead_letters
     if config.values == "avro":
@@ -150,7 +161,9 @@ def table_options(
 
 def _committed(config: LoadPipeline, path: str) -> TableState | None:
     try:
-        store = existing_store(path, table_format=config.format, catalog=config.catalog)
+        store = existing_store(
+            path, table_format=config.format, catalog=config.catalog, storage=config.storage
+        )
     except InvalidConfigError:
         if config.format != "iceberg":
             raise
