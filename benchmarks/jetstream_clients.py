@@ -2,7 +2,8 @@
 
 Run it from the root of the repository: `python -m benchmarks.jetstream_clients`. The `nats` command
 (nats.go) publishes and reads at the broker's nats-server, at its ingest listener, and at a
-nats-server with JetStream (file, R1, its default: a sync every two minutes), in turns.
+nats-server with JetStream (file, R1, its default: a sync every two minutes), in turns; what is
+published also at one that syncs every message.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ from benchmarks.peers.process import (
 HOW_TO_GET: Final = "`go install github.com/nats-io/natscli/nats@v0.5.1`, and put it on the PATH"
 STREAM: Final = "benchstream"
 BUCKET: Final = "benchbucket"
-SERVER, LISTENER, PEER = "strandline, nats-server", "strandline, ingest listener", "JetStream"
+SERVER, LISTENER = "strandline, nats-server", "strandline, ingest listener"
+PEER, SYNCED_PEER = "JetStream", "JetStream, sync always"
 RATE: Final = re.compile(r"stats: ([\d,]+) msgs/sec")
 COMMAND_TIMEOUT_S: Final = 300
 CONSUMERS, ACTIVE = 1_000, 10
@@ -50,7 +52,8 @@ TASKS: Final = 64
 INTRO: Final = (
     "{messages:,} messages of 256 bytes are read, {published:,} are published. Strandline's "
     "publishes are acknowledged when they are synced; JetStream's when they are written, its "
-    "default. At the ingest listener the hop through nats-server is left out."
+    "default, or when they are synced, where a row says so. At the ingest listener the hop through "
+    "nats-server is left out."
 )
 
 
@@ -162,10 +165,12 @@ def measure(
             client.rate("js", "pub", "async", "bench.x", *full)
         for case, words, publishes in cases_of(args):
             for system, client in clients.items():
-                if not publishes:
+                if not publishes and system != SYNCED_PEER:
                     client.ask(f"CONSUMER.DELETE.{STREAM}.nats-bench")
                     note(case, system, client.rate(*words))
         for system, client in clients.items():
+            if system == SYNCED_PEER:
+                continue
             client.make_bucket()
             rates_of = asyncio.run(bucket_rates(client.port, args.published // 10))
             for case, rate in rates_of.items():
@@ -234,11 +239,11 @@ def idle_cpu(client: Client, pid: int, seconds: float) -> float:
 
 
 @contextlib.contextmanager
-def peer(root: Path) -> Iterator[int]:
+def peer(root: Path, sync_interval: str) -> Iterator[int]:
     """A nats-server with JetStream; its port."""
     [port] = free_ports(1)
     with fresh_dir(root, "jetstream") as folder:
-        config = jetstream.write_config(folder, port, folder / "store", "2m")
+        config = jetstream.write_config(folder, port, folder / "store", sync_interval)
         log = folder / "server.log"
         with server([jetstream.find_nats_server(), "-c", str(config)], log) as process:
             wait_for_port(process, port, log)
@@ -254,6 +259,9 @@ def aims_of(medians: dict[str, dict[str, float]], idle: float) -> list[Aim]:
         for system in (SERVER, LISTENER):
             ratio = found[system] / found[PEER]
             aims.append(Aim(f"{case}, {system}, to JetStream's", least, ratio, ""))
+            if SYNCED_PEER in found:
+                ratio = found[system] / found[SYNCED_PEER]
+                aims.append(Aim(f"{case}, {system}, to JetStream's synced", 10.0, ratio, ""))
     what = f"CPU of {CONSUMERS:,} consumers, {ACTIVE} of them with a pull"
     return [*aims, Aim(what, 5.0, idle, "% of a core", at_most=True)]
 
@@ -268,11 +276,13 @@ def main() -> None:
         with contextlib.ExitStack() as stack:
             folder = stack.enter_context(fresh_dir(args.data_root, "strandline"))
             broker = stack.enter_context(brokers.running(folder))
-            clients = {
-                SERVER: Client(program, int(broker.ready["nats_port"]), home),
-                LISTENER: Client(program, broker.ingest_port, home),
-                PEER: Client(program, stack.enter_context(peer(args.data_root)), home),
+            ports = {
+                SERVER: int(broker.ready["nats_port"]),
+                LISTENER: broker.ingest_port,
+                PEER: stack.enter_context(peer(args.data_root, "2m")),
+                SYNCED_PEER: stack.enter_context(peer(args.data_root, "always")),
             }
+            clients = {system: Client(program, port, home) for system, port in ports.items()}
             rates = measure(args, clients)
             idle = idle_cpu(clients[SERVER], broker.pid, args.idle_s)
     finally:
@@ -286,7 +296,11 @@ def main() -> None:
         title="Stock NATS clients, beside JetStream",
         intro=INTRO.format(**vars(args)),
         machine=host,
-        settings={"runs": args.runs, "peer": "file, R1, sync_interval: 2m", "ours": "synced"},
+        settings={
+            "runs": args.runs,
+            "peer": "file, R1, sync_interval: 2m or always",
+            "ours": "synced",
+        },
         figures=[
             *(
                 Figure(case, system, "messages/s", each)

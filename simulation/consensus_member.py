@@ -198,7 +198,7 @@ class SimMember:
         if not ready:
             return
         self.group.send(ready.early)
-        if not ready.must_persist:
+        if ready.hard_state is None and ready.snapshot is None and not ready.entries:
             self.finish(ready)
             return
         self.disk.write(ready)

@@ -96,22 +96,28 @@ def pytest_timeout_cancel_timer(item):
 
 
 SPARK = "tests/spark/"
-SLOW_FIRST = (SPARK, "tests/integration/", "tests/simulation/", "tests/property/")
+SPARK_WORKERS = 2
+SLOW_FIRST = (
+    SPARK,
+    "tests/test_wheel.py",
+    "tests/test_docs",
+    "tests/integration/",
+    "tests/web/",
+    "tests/simulation/",
+    "tests/property/",
+)
 """In which order folders are handed out: what is long goes first, what is short fills the end."""
 
 
 class Files(LoadFileScheduling):
-    """Tests of a file go to one worker, those with a Spark session all to the same.
+    """Tests of a file go to one worker, those with Spark to the first two.
 
-    A Spark session is a JVM, which waits a good part of its time: one beside other tests keeps two
-    cores busy, two at once keep each other from starting Python in the time that Spark gives it.
+    Spark's tests are the longest by far. Two JVMs beside other tests keep two cores busy; more keep
+    each other from starting Python in the time that Spark gives it.
 
     The original hands the test that killed a worker to the next one again, and keeps a worker that
     came late waiting for ever for what follows its last test.
     """
-
-    _home = None
-    """The worker with the Spark session."""
 
     def remove_node(self, node):
         """Take a worker out; the test it died of, if it died."""
@@ -134,9 +140,9 @@ class Files(LoadFileScheduling):
 
     def _next(self, node):
         """The file that a worker should take next, if any."""
-        if self._home not in self.assigned_work or self._home.shutting_down:
-            self._home = node
-        files = [f for f in self.workqueue if self._home is node or not f.startswith(SPARK)]
+        alive = [each for each in self.assigned_work if not each.shutting_down]
+        has_spark = node in alive[:SPARK_WORKERS]
+        files = [f for f in self.workqueue if has_spark or not f.startswith(SPARK)]
         return min(files, key=_rank, default=None)
 
     def _reschedule(self, node):

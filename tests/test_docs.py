@@ -25,6 +25,7 @@ from tests.kit.doc_examples import ROOT, ExampleBroker, blocks, start_broker, st
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 RUN_PAGES = (
+    "docs/backup.md",
     "docs/consumer-groups.md",
     "docs/offset-stores.md",
     "docs/python-client.md",

@@ -1,4 +1,7 @@
-"""Unauthenticated clients that send as much as they can starve nobody and fence no broker."""
+"""Unauthenticated clients that send as much as they can starve nobody and fence no broker.
+
+Judged are a publisher through nats-server and a client of the very listener that is flooded.
+"""
 
 import asyncio
 import contextlib
@@ -6,13 +9,17 @@ import socket
 import struct
 import threading
 import time
+import urllib.request
 
+import grpc
 import hpack
 import nats
 import pytest
 
 import strandline
+from strandline.errors import StrandlineError
 from strandline.process.ports import free_ports
+from strandline.servers.grpc._generated import liftbridge_pb2 as pb
 from strandline.testing import ProcessServer
 from tests.kit.clusters import leader_of, status, three_brokers
 
@@ -45,6 +52,10 @@ TINY = b"".join(frame(0, 1, b"%c" % byte) for byte in b"\0\0\0\0\2\x10\1" * 500)
 MANY_HEADERS = b"".join(
     call(2 * n + 1, more=[(b"h%d" % k, b"v") for k in range(900)]) for n in range(100)
 )
+DO_ACTION = b"/arrow.flight.protocol.FlightService/DoAction"
+EMPTY_ACTIONS = b"".join(
+    call(2 * n + 1, DO_ACTION) + frame(0, 2 * n + 1, bytes(5), flags=1) for n in range(100)
+)
 CONNECT = b'CONNECT {"verbose":false}\r\n'
 ATTACKS = {  # name → port, first bytes, and the bytes that are sent over and over
     "chunks to HTTP": (
@@ -61,6 +72,8 @@ ATTACKS = {  # name → port, first bytes, and the bytes that are sent over and 
     "empty DATA": ("grpc_port", HELLO + call(1), frame(0, 1) * 3000),
     "tiny DATA": ("grpc_port", HELLO + call(1), TINY),
     "calls with many headers": ("grpc_port", HELLO, MANY_HEADERS),
+    "PING to Flight": ("flight_port", HELLO, frame(6, 0, bytes(8)) * 1000),
+    "calls to Flight": ("flight_port", HELLO, EMPTY_ACTIONS),
     "PING of NATS": ("ingest_port", CONNECT, b"PING\r\n" * 5000),
     "CONNECT of NATS": ("ingest_port", b"", CONNECT * 2000),
     "empty messages to nobody": ("ingest_port", CONNECT, b"PUB nobody 0\r\n\r\n" * 4000),
@@ -107,32 +120,88 @@ def drain(client):
         pass  # it was cut off
 
 
-async def rate_of(jetstream, seconds, *, subject="orders"):
-    """Acks per second of one publisher, each of whose records waits for the one before."""
+@contextlib.asynccontextmanager
+async def publisher(url):
+    """Publish and wait for the ack, through nats-server or at the ingest listener."""
+    async with await nats.connect(url) as client:
+        yield lambda: client.jetstream().publish("orders", b"x" * 200, timeout=2)
+
+
+@contextlib.asynccontextmanager
+async def appender(server):
+    """Append over Arrow Flight and wait for the ack."""
+    with strandline.connect(server.flight) as client:
+        yield lambda: asyncio.to_thread(client.append, "orders", b"x" * 200, timeout_s=2)
+
+
+@contextlib.asynccontextmanager
+async def liftbridge_publisher(server, grpc_stub):
+    """Publish and wait for the ack with Liftbridge's API."""
+    with grpc.insecure_channel(f"127.0.0.1:{server.ready['grpc_port']}") as channel:
+        api = grpc_stub(channel, pb.DESCRIPTOR.services_by_name["API"])
+        request = pb.PublishRequest(stream="orders", value=b"x" * 200, ackPolicy=pb.ALL)
+        yield lambda: asyncio.to_thread(api.Publish, request, timeout=2)
+
+
+@contextlib.asynccontextmanager
+async def prober(server):
+    """Ask whether the broker lives."""
+
+    def ask():
+        with urllib.request.urlopen(f"{server.http_url}/health/live", timeout=2) as answer:
+            answer.read()
+
+    yield lambda: asyncio.to_thread(ask)
+
+
+def neighbour(server, port, grpc_stub):
+    """A well-behaved client of a listener."""
+    match port:
+        case "grpc_port":
+            return liftbridge_publisher(server, grpc_stub)
+        case "http_port":
+            return prober(server)
+        case "flight_port":
+            return appender(server)
+        case "ingest_port":
+            return publisher(server.ingest_url)
+    raise AssertionError(port)
+
+
+REFUSALS = (nats.errors.Error, StrandlineError, grpc.RpcError, OSError)
+"""A call that is not answered does not count."""
+
+
+async def rate_of(call, seconds):
+    """Answers per second to a client each of whose calls waits for the one before."""
     end_s, count = time.monotonic() + seconds, 0
     while time.monotonic() < end_s:
-        with contextlib.suppress(nats.errors.Error):  # not answered: it does not count
-            await jetstream.publish(subject, b"x" * 200, timeout=2)
+        with contextlib.suppress(*REFUSALS):
+            await call()
             count += 1
         await asyncio.sleep(0.01)
     return count / seconds
 
 
-async def check_share(jetstream, ready, name, attacks=ATTACKS):
-    """Fail if an attack takes more from a publisher than it may.
+async def check_share(calls, ready, name, attacks=ATTACKS):
+    """Fail if an attack takes more from one of these clients than it may.
 
     Other work on the machine disturbs single measurements; a flood that slows others down does so
     in each of them.
     """
     found = []
+
+    async def rates():
+        return await asyncio.gather(*(rate_of(call, SECONDS) for call in calls))
+
     for _ in range(PAIRS_MAX):
-        before = await rate_of(jetstream, SECONDS)
+        before = await rates()
         with attack(ready, name, attacks):
-            during = await rate_of(jetstream, SECONDS)
-        if during >= SHARE * before > 0:
+            during = await rates()
+        if all(now >= SHARE * then > 0 for then, now in zip(before, during, strict=True)):
             return
-        found.append(f"{before:.0f} → {during:.0f} records/s")
-    pytest.fail(f"{name}: {', '.join(found)}")
+        found.append(f"{before} → {during}")
+    pytest.fail(f"{name}: {', '.join(found)} calls/s")
 
 
 @pytest.fixture(scope="module")
@@ -150,28 +219,28 @@ def server(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ATTACKS)
-async def test_others_go_on_while_a_stranger_floods_a_listener(server, name):
-    """One connection without credentials costs a publisher less than 0.7 of its rate."""
-    client = await nats.connect(server.nats_url)
-    jetstream = client.jetstream()
-    await check_share(jetstream, server.ready, name)
-    await client.close()
+async def test_others_go_on_while_a_stranger_floods_a_listener(server, name, grpc_stub):
+    """One connection without credentials costs others less than 0.7 of their rate.
+
+    Others are a publisher at another listener and a client of the same one.
+    """
+    port = ATTACKS[name][0]
+    async with publisher(server.nats_url) as publish, neighbour(server, port, grpc_stub) as call:
+        await check_share([publish, call], server.ready, name)
 
 
 @pytest.mark.slow
 async def test_empty_messages_from_nats_starve_nobody(server):
     """The API answers, other publishers continue, and nats-server stays connected."""
-    client = await nats.connect(server.ingest_url)
-    jetstream = client.jetstream()
-    await check_share(jetstream, server.ready, "empty messages", THROUGH_NATS)
-    with (
-        attack(server.ready, "empty messages", THROUGH_NATS),
-        strandline.connect(server.flight, timeout_s=5) as api,
-    ):
-        began_s = time.monotonic()
-        await asyncio.to_thread(api.list_streams)
-        assert time.monotonic() - began_s < 2.0
-    await client.close()
+    async with publisher(server.ingest_url) as publish:
+        await check_share([publish], server.ready, "empty messages", THROUGH_NATS)
+        with (
+            attack(server.ready, "empty messages", THROUGH_NATS),
+            strandline.connect(server.flight, timeout_s=5) as api,
+        ):
+            began_s = time.monotonic()
+            await asyncio.to_thread(api.list_streams)
+            assert time.monotonic() - began_s < 2.0
     assert not [line for line in server.errors if "lost the connection" in line]
 
 
@@ -200,11 +269,9 @@ async def test_nobody_is_fenced_while_a_stranger_floods_the_leader(tmp_path, kit
             client.create_stream("orders", replicas=3, min_isr=2, acks="replicated")
         leader = kit.persist(lambda: leader_of(cluster))
         epoch = status(cluster[2]).leader_epoch
-        client = await nats.connect(cluster[leader].nats_url)
-        jetstream = client.jetstream()
-        for name in ("chunks to HTTP", "PING", "tiny DATA"):
-            await check_share(jetstream, cluster[leader].ready, name)
-            found = status(cluster[2])
-            assert (found.leader, found.leader_epoch) == (leader, epoch)
-            assert len(found.isr) == 3
-        await client.close()
+        async with publisher(cluster[leader].nats_url) as publish:
+            for name in ("chunks to HTTP", "PING", "tiny DATA"):
+                await check_share([publish], cluster[leader].ready, name)
+                found = status(cluster[2])
+                assert (found.leader, found.leader_epoch) == (leader, epoch)
+                assert len(found.isr) == 3

@@ -8,6 +8,7 @@ from typing import Any, Final
 from strandline.api import (
     access,
     admin,
+    backup,
     cluster,
     encryption,
     groups,
@@ -91,6 +92,8 @@ _REQUESTS: Final[dict[AdminCommand[Any, Any], dict[str, Any] | None]] = {
     monitoring.LIST_EVENTS: None,
     monitoring.LIST_CONNECTIONS: None,
     monitoring.READ_TRACE: None,
+    backup.METADATA_SNAPSHOT: None,
+    backup.READ_LOG: {"stream": MINE, "partition": 0, "log_id": 1, "offset": 0},
 }
 
 BODIES: Final[dict[str, bytes]] = {

@@ -7,7 +7,13 @@ from hypothesis import strategies as st
 
 from strandline.errors import CorruptBatchError
 from strandline.record.batch import check_batch
-from strandline.record.codec import Stamp, decode_batches, encode_arrow, encode_records
+from strandline.record.codec import (
+    Stamp,
+    decode_batches,
+    decode_record,
+    encode_arrow,
+    encode_records,
+)
 from strandline.record.schema import RECORD_SCHEMA
 
 subjects = st.sampled_from(["a", "flights.JFK.AA", "flights.EWR.UA", "ünïcode.subject"])
@@ -60,6 +66,35 @@ def test_records_survive_a_round_trip(chunks, compression):
         wanted += expected(rows, offset)
         offset += len(rows)
     assert without_time(decode(buffer)) == wanted
+
+
+@given(
+    st.lists(st.lists(records, min_size=1, max_size=12), min_size=1, max_size=5),
+    compressions,
+    st.sets(st.integers(0, 11)),
+)
+def test_one_record_is_decoded_as_among_all(chunks, compression, removed):
+    """At any offset, also in a batch with gaps; where there is none, nothing is found."""
+    buffer, offset = bytearray(), 0
+    for rows in chunks:
+        [whole] = decode_batches(bytes(encode(rows, Stamp(offset, 3, 1_000 + offset))))
+        kept = [place for place in range(len(rows)) if place not in removed] or [0]
+        buffer += encode_arrow(
+            whole.take(kept),
+            Stamp(offset, 3, 1_000 + offset, compression),
+            default_subject="",
+            offset_deltas=kept,
+            last_offset_delta=len(rows) - 1,
+        )
+        offset += len(rows)
+    wanted = {row["offset"]: row for row in decode(buffer)}
+    for each in range(-1, offset + 1):
+        found, row = decode_record(pa.py_buffer(bytes(buffer)), each), wanted.get(each)
+        if row is None:
+            assert found is None
+            continue
+        assert found[1:] == tuple(row[name] for name in ("subject", "key", "value", "headers"))
+        assert found.timestamp_ns == row["timestamp"].value
 
 
 @given(st.lists(st.binary(max_size=64), min_size=1, max_size=60))

@@ -150,3 +150,20 @@ def test_arguments_of_other_types_are_errors(bad):
             compiled.split_messages(b"PUB a 0\r\n\r\n", 0, bad, is_published=True, **limits)
     with pytest.raises(IndexError):
         compiled.split_messages(b"", -1, [], is_published=True, **limits)
+
+
+numbers = st.integers(0, 10**20).map(b"%d".__mod__) | st.sampled_from(
+    [b"", b"0", b"007", b"1" * 18, b"1" * 19, b"1" * 20, b"1" * 21, b"-1", b"x", b"\xb2"]
+)
+ack_subjects = st.lists(numbers, max_size=7).map(b".".join) | st.binary(max_size=12)
+
+
+@given(st.lists(ack_subjects, max_size=6), st.integers(-1, 4), st.binary(max_size=3))
+@example([b"1.2.3.4.5", b"1.2.3.4.5.", b".1.2.3.4.5", b"1.2.3.4"], 0, b"")
+def test_ack_numbers(subjects, start, beginning):
+    """The same numbers, and the same subjects are left out."""
+    subjects = [beginning + each for each in subjects]
+    for each in (subjects, tuple(subjects)):
+        for first in (start, len(beginning)):
+            expected = outcome(pure.ack_numbers, each, first)
+            assert outcome(compiled.ack_numbers, each, first) == expected

@@ -13,7 +13,7 @@ from types import NoneType
 from typing import Any, Generic, TypeVar
 
 from strandline.api.required_permissions import Need
-from strandline.api.wire import decode, refuse_body
+from strandline.api.wire import MESSAGE_BYTES_MAX, decode, refuse_body
 
 Q = TypeVar("Q")
 A = TypeVar("A")
@@ -43,6 +43,8 @@ class AdminCommand(Generic[Q, A]):
     """For a command that lists: the permissions needed to see a result. None: it sees all."""
     parse: Callable[[bytes], Q] | None = None
     """Decodes the body, if its type alone cannot express all constraints."""
+    answer_bytes_max: int = MESSAGE_BYTES_MAX
+    """The longest result that a client accepts."""
 
     def decode_request(self, body: bytes) -> Q:
         """Decode a body.

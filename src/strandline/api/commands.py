@@ -9,6 +9,7 @@ from typing import Any, Final
 from strandline.api import (
     access,
     admin,
+    backup,
     cluster,
     encryption,
     groups,
@@ -29,6 +30,7 @@ _AREAS: Final = (
     access,
     quotas,
     monitoring,
+    backup,
 )
 COMMANDS: Final[dict[str, AdminCommand[Any, Any]]] = {
     declared.name: declared

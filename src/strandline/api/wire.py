@@ -50,19 +50,20 @@ def encode(message: Any) -> bytes:
         raise InvalidRequestError(f"{type(message).__name__} cannot be sent: {error}") from error
 
 
-def decode(data: bytes, kind: type[T], *, what: str) -> T:
+def decode(data: bytes, kind: type[T], *, what: str, bytes_max: int = MESSAGE_BYTES_MAX) -> T:
     """Decode untrusted JSON bytes.
 
     Args:
         data: the bytes.
         kind: the type to decode to.
         what: the message's name in the error, such as ``ticket``.
+        bytes_max: reject longer ones.
 
     Raises:
         InvalidRequestError: the bytes are too long, not JSON, or not of that type.
     """
-    if len(data) > MESSAGE_BYTES_MAX:
-        raise InvalidRequestError(f"{what} of {len(data)} bytes; at most {MESSAGE_BYTES_MAX}")
+    if len(data) > bytes_max:
+        raise InvalidRequestError(f"{what} of {len(data)} bytes; at most {bytes_max}")
     try:
         return _decoder_of(kind).decode(data)
     except UNDECODABLE as error:

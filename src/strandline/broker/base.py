@@ -46,7 +46,7 @@ from strandline.storage.mapped_segments import MAPPED_SEGMENTS
 from strandline.storage.recovery import Recovered
 from strandline.storage.reserve import Reserve
 from strandline.telemetry import Telemetry
-from strandline.types import BrokerId, LogId
+from strandline.types import BrokerId, LogId, Offset
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class BrokerBase(ABC):
         self.routes = RouteTable()
         """Routes from subjects to streams here; only ``_announce`` changes them."""
         self._stream_callbacks: list[Callable[[Collection[str]], None]] = []
-        self._bound_callbacks: list[Callable[[], Awaitable[None]]] = []
+        self._bound_callbacks: list[Callable[[str], Awaitable[None]]] = []
         self._creation_checks: list[Callable[[StreamConfig], Awaitable[None]]] = []
         self._image_callbacks: list[Callable[[], None]] = []
         self._leading_callbacks: list[Callable[[Collection[str]], None]] = []
@@ -141,7 +141,7 @@ class BrokerBase(ABC):
             self.partitions,
             commit_finished=self.committer.passed,
             sync=self.committer.sync,
-            reclaimer=self.reclaimer,
+            delete_before=self._delete_expired,
             lock=self._admin,
             disk=self.disk,
             clock=self.clock,
@@ -276,7 +276,7 @@ class BrokerBase(ABC):
         """
         self._leading_callbacks.append(callback)
 
-    def on_stream_created(self, callback: Callable[[], Awaitable[None]]) -> None:
+    def on_stream_created(self, callback: Callable[[str], Awaitable[None]]) -> None:
         """Register a function that binds a new stream; awaited before the creation is answered."""
         self._bound_callbacks.append(callback)
 
@@ -314,6 +314,14 @@ class BrokerBase(ABC):
     def image(self) -> MetadataImage:
         """The newest metadata known here; any thread."""
         return self._image
+
+    async def know_newest(self) -> None:
+        """Wait until everything that was decided before this call is known here.
+
+        Raises:
+            UnavailableError: in a cluster, the controller is not reached.
+        """
+        return  # a broker alone decides by itself
 
     @property
     def is_controller(self) -> bool:
@@ -381,7 +389,7 @@ class BrokerBase(ABC):
         try:
             async with asyncio.timeout(BIND_TIMEOUT_S):
                 for callback in self._bound_callbacks:
-                    await callback()
+                    await callback(name)
         except TimeoutError:
             logger.warning("stream %s waits for NATS to take its subscription", name)
 
@@ -517,3 +525,7 @@ class BrokerBase(ABC):
     @abstractmethod
     def _open_storage(self) -> Recovered:
         """Recover the logs of all streams."""
+
+    @abstractmethod
+    async def _delete_expired(self, partition: Partition, start: Offset) -> None:
+        """Delete the records before ``start``, which retention lets go of."""

@@ -19,6 +19,7 @@ from strandline.broker.coordinators.groups import GroupCoordinatorService
 from strandline.broker.coordinators.transactions import TransactionCoordinatorService
 from strandline.broker.locality_token import write_proof
 from strandline.broker.lock import DataDirLock
+from strandline.broker.maintenance.cleaner import counted_removal
 from strandline.broker.metadata_store import MetadataStore
 from strandline.broker.opening import log_plan, open_storage
 from strandline.broker.stream import Stream, state_error
@@ -77,6 +78,9 @@ class Broker(BrokerBase):
         self._syncer = SyncPolicy(self._loop, self.disk, self.clock)
         try:
             self._assemble()
+            self.transactions = TransactionCoordinatorService(self)
+            self.groups = GroupCoordinatorService(self)
+            self.consumers = ConsumerStore(self.groups)
             self._attach(self._recover())
             self._begin()
         except BaseException:
@@ -84,10 +88,7 @@ class Broker(BrokerBase):
             self.reclaimer.close()
             self.lock.release()
             raise
-        self.transactions = TransactionCoordinatorService(self)
         self._spawn(self.transactions.run(), "transactions")
-        self.groups = GroupCoordinatorService(self)
-        self.consumers = ConsumerStore(self.groups)
         self._spawn(self.groups.run(), "groups")
         self._spawn(self._checkpoints.run(), "checkpoints")
         self._spawn(self._cleaner.run(), "cleaner")
@@ -249,6 +250,14 @@ class Broker(BrokerBase):
             await self.reclaimer.drained()
             await asyncio.to_thread(self._reserve.renew)
             return target.log_start_offset
+
+    async def _delete_expired(self, partition: Partition, start: Offset) -> None:
+        log = partition.log
+        await self.committer.sync()
+        if partition.closed or partition.log is not log:
+            return
+        with counted_removal(log, self.telemetry):
+            await self.reclaimer.truncate_before(log, start)
 
     async def skip_to(self, name: str, partition: int, offset: Offset) -> None:
         """Delete all records and continue, empty, at ``offset`` beyond the end.

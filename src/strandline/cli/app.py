@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 
 from strandline.cli import (
     acl,
+    backup,
     bench,
     cluster,
     demo,
@@ -139,6 +140,8 @@ app.add_typer(quota.app, name="quota")
 app.command(epilog=publish.EPILOG)(publish.publish)
 app.command(epilog=read.EPILOG)(read.read)
 app.command(epilog=top.EPILOG)(top.top)
+app.command(epilog=backup.BACKUP_EPILOG)(backup.backup)
+app.command(epilog=backup.RESTORE_EPILOG)(backup.restore)
 app.command(epilog=inspect.EPILOG)(inspect.inspect)
 app.add_typer(bench.app, name="bench")
 app.add_typer(pipeline.app, name="pipeline")

@@ -240,6 +240,56 @@ class RecordDocument(TypedDict, total=False):
     headers_base64: list[tuple[str, str]]
 
 
+class CopyingDocument(TypedDict):
+    """The progress of a backup, once a second."""
+
+    event: Literal["progress"]
+    partitions_left: int
+    copied_bytes: int
+
+
+class _ManifestFields(TypedDict):
+    backup: str
+    number: int
+    cluster: str
+    """Empty for a single broker."""
+    started_ns: int
+    """Everything acknowledged before it is in the backup."""
+    finished_ns: int
+    streams: int
+    partitions: int
+    files: int
+    size_bytes: int
+
+
+class BackupDocument(_ManifestFields):
+    """A backup that is finished."""
+
+    event: Literal["done"]
+    copied_bytes: int
+    """What the backup before did not have."""
+    copied_files: int
+    uncommitted: list[str]
+    """Partitions whose last records were not committed in time, and are not in the backup."""
+
+
+class RestoredDocument(_ManifestFields):
+    """A data directory that was made from a backup."""
+
+    event: Literal["done"]
+    data_dir: str
+    restored_partitions: int
+    restored_bytes: int
+    changed_replicas: list[str]
+    """Streams with another number of replicas than in the backup."""
+
+
+class VerifiedDocument(_ManifestFields):
+    """A backup whose files are intact."""
+
+    event: Literal["verified"]
+
+
 class FileFinding(TypedDict):
     """Something about a place in a file."""
 
@@ -348,6 +398,8 @@ DOCUMENTS: Final[dict[str, tuple[Any, ...]]] = {
     "publish": (PublishedDocument, PublishedLinesDocument),
     "read": (RecordDocument,),
     "top": (Measurement,),
+    "backup": (CopyingDocument, BackupDocument),
+    "restore": (RestoredDocument, VerifiedDocument),
     "inspect": (FileDocument, PieceDocument),
     "bench append": (BenchDocument,),
     "bench read": (BenchDocument,),

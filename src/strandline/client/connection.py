@@ -193,7 +193,9 @@ class BrokerConnection:
         options = fl.FlightCallOptions(timeout=limited(limit_s + wait_s), headers=headers)
         with self.translated():
             results = list(self.flight().do_action(fl.Action(command.name, data), options))
-        return [decode(each.body.to_pybytes(), command.result, what="answer") for each in results]
+        most = command.answer_bytes_max
+        bodies = (each.body.to_pybytes() for each in results)
+        return [decode(body, command.result, what="answer", bytes_max=most) for body in bodies]
 
     def read(self, request: ReadRequest) -> fl.FlightStreamReader:
         """Begin a read; its schema has arrived when this returns.

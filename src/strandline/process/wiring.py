@@ -113,10 +113,10 @@ class BrokerApp:
         if self._watch is not None:
             self._watching = start_task(self._watch.run(), "certificates")
         if isinstance(self.broker, ClusterBroker):
+            grpc = {}
             if self._grpc is not None:
-                self.broker.membership.grpc_address = self._grpc.address
-                self.broker.membership.beam_address = self._grpc.beam_address
-            self.broker.announce(self.flight_port)
+                grpc = {"grpc_address": self._grpc.address, "beam_address": self._grpc.beam_address}
+            self.broker.announce(self.flight_port, **grpc)
 
     def look_at_certificates(self) -> None:
         """Reload certificates that have changed, without waiting for the next check."""

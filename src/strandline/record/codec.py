@@ -15,7 +15,7 @@ from strandline.record.columns import (
     Stamp,
     as_id,
 )
-from strandline.record.decode import decode_batches
+from strandline.record.decode import decode_batches, decode_record
 from strandline.record.encode import encode_filler, encode_one, encode_records
 from strandline.record.encode_arrow import encode_again, encode_arrow
 
@@ -30,6 +30,7 @@ __all__ = [
     "Stamp",
     "as_id",
     "decode_batches",
+    "decode_record",
     "encode_again",
     "encode_arrow",
     "encode_filler",

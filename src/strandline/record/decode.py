@@ -11,6 +11,7 @@ Arrow read outside the buffer.
 import functools
 import struct
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,10 +19,14 @@ import pyarrow as pa
 from strandline.errors import CorruptBatchError
 from strandline.record.batch import HEADER_BYTES, MAGIC, Attributes, read_header
 from strandline.record.batch_merge import SmallBatches, is_plain, single_subject
+from strandline.record.columns import Headers
 from strandline.record.compression import decompress
 from strandline.record.schema import HEADERS_TYPE, TIMESTAMP_TYPE, project
 
 _MAGIC_AND_LENGTH = struct.Struct("<III")
+_INT = struct.Struct("<i")
+_PAIR = struct.Struct("<ii")
+_LONG = struct.Struct("<q")
 
 SMALL_BYTES = 128 << 10
 """A batch below this is merged with its neighbours."""
@@ -68,6 +73,31 @@ def decode_batches(
             yield from decoder.merge(run)
             run, run_bytes = [], 0
     yield from decoder.merge(run)
+
+
+class DecodedRecord(NamedTuple):
+    """One record of a batch."""
+
+    timestamp_ns: int
+    subject: str
+    key: bytes | None
+    value: bytes | None
+    headers: Headers | None
+
+
+def decode_record(buffer: pa.Buffer, offset: int) -> DecodedRecord | None:
+    """Decode one record of the whole batches in ``buffer``; None: it is not in them.
+
+    It makes no arrays, so it takes a third of the time of ``decode_batches``.
+
+    Raises:
+        CorruptBatchError: as ``decode_batches``.
+    """
+    view = memoryview(buffer)
+    for position, _ in walk(view):
+        if read_header(view, position).next_offset > offset:
+            return BatchColumns(buffer, position).record(offset)
+    return None
 
 
 def walk(view: memoryview) -> list[tuple[int, int]]:
@@ -219,6 +249,33 @@ class BatchColumns:
         values = self._take_binary(nullable=False, count=pairs)
         return offsets, names, values
 
+    def record(self, offset: int) -> DecodedRecord | None:
+        """The record at an offset; None: it was removed."""
+        row = offset - self.header.base_offset
+        if self._deltas is not None:
+            deltas = np.frombuffer(self._deltas, dtype="<i4")
+            wanted, row = row, int(deltas.searchsorted(row))
+            if row == self._count or deltas[row] != wanted:
+                return None
+        if not 0 <= row < self._count:
+            return None
+        indices, headers = self._subject_indices, None
+        name = 0 if indices is None else _INT.unpack_from(indices, 4 * row)[0]
+        if self._headers is not None:
+            offsets, names, values = self._headers
+            first, end = _PAIR.unpack_from(offsets, 4 * row)
+            headers = [
+                ((_cell(names, each) or b"").decode(), _cell(values, each) or b"")
+                for each in range(first, end)
+            ]
+        return DecodedRecord(
+            _LONG.unpack_from(self._timestamps, 8 * row)[0],
+            self._subjects[name].as_py(),
+            None if self._key is None else _cell(self._key, row),
+            _cell(self._value, row),
+            headers or None,
+        )
+
     def offset(self) -> pa.Array:
         """Offsets, int64."""
         base = self.header.base_offset
@@ -268,3 +325,14 @@ class BatchColumns:
         return pa.Array.from_buffers(
             HEADERS_TYPE, self._count, [pa.py_buffer(present), offsets], children=[entries]
         )
+
+
+def _cell(column: list[pa.Buffer | None], row: int) -> bytes | None:
+    """Return a value of a variable-length column."""
+    validity, offsets, data = column
+    assert offsets is not None, "only the validity may be absent"
+    assert data is not None, "as above"
+    if validity is not None and not memoryview(validity)[row >> 3] >> (row & 7) & 1:
+        return None
+    start, end = _PAIR.unpack_from(offsets, 4 * row)
+    return bytes(memoryview(data)[start:end])

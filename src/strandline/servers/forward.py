@@ -180,7 +180,7 @@ class Forwarder:
             StrandlineError: the metadata cannot be read or changed now.
         """
         broker = self._broker
-        await broker.membership.newest.know()
+        await broker.know_newest()
         stream = broker.image.streams.get(name.stream)
         state = stream.states.get(name.partition) if stream is not None else None
         if state is not None and state.is_paused:

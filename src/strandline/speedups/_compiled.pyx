@@ -112,6 +112,8 @@ def ack_lines(
 cdef enum:
     WORDS_MAX = 5  # subject, sid, reply, header size, size
     DIGITS_MAX = 19
+    ACK_NUMBERS = 5
+    ACK_DIGITS_MAX = 20
 
 
 cdef struct Words:
@@ -280,3 +282,38 @@ def delivery_frames(
         at = _put(frames, _put_number(frames, at, len(block) + len(payload)), b"\r\n")
         at = _put(frames, _put(frames, _put(frames, at, block), payload), b"\r\n")
     return frames
+
+
+def ack_numbers(subjects not None, Py_ssize_t start):
+    if start < 0:
+        raise IndexError("no such position")
+    cdef list found = []
+    cdef bytes subject
+    cdef Py_ssize_t position, end, word, number
+    cdef Py_ssize_t starts[ACK_NUMBERS]
+    cdef Py_ssize_t stops[ACK_NUMBERS]
+    for subject in tuple(subjects):
+        end, position, number = len(subject), start, 0
+        while number < ACK_NUMBERS and position < end:
+            word = position
+            while position < end and 48 <= subject[position] <= 57:
+                position += 1
+            if not 0 < position - word <= ACK_DIGITS_MAX:
+                break
+            starts[number], stops[number] = word, position
+            number += 1
+            if number < ACK_NUMBERS:
+                if position == end or subject[position] != 46:
+                    break
+                position += 1
+        if number == ACK_NUMBERS and position == end:
+            found.append(
+                (_whole(subject, starts[1], stops[1]), _whole(subject, starts[2], stops[2]))
+            )
+    return found
+
+
+cdef object _whole(bytes data, Py_ssize_t start, Py_ssize_t stop):
+    """Return the number that some digits are, however large."""
+    cdef long long number = _number(data, start, stop)
+    return number if number >= 0 else int(_cut(data, start, stop))

@@ -1,10 +1,16 @@
 """The functions in plain Python, and what each of them is for."""
 
+import itertools
+import re
 from collections.abc import Sequence
 from typing import Any, Final
 
 DIGITS_MAX: Final = 19
 """Numbers with as many digits are not read: they are above any limit."""
+ACK_NUMBERS: Final = 5
+_ACK_NUMBERS: Final = re.compile(
+    rb"[0-9]{1,20}\.([0-9]{1,20})\.([0-9]{1,20})\.[0-9]{1,20}\.[0-9]{1,20}"
+)
 
 
 def ack_lines(
@@ -142,3 +148,17 @@ def delivery_frames(
         )
         frames.append(b"%b %b\r\n%b%b\r\n" % (line, sizes, block, payload))
     return b"".join(frames)
+
+
+def ack_numbers(subjects: Sequence[bytes], start: int) -> list[tuple[int, int]]:
+    """Return the second and the third of the five numbers at the end of each subject.
+
+    Args:
+        subjects: with the numbers, of at most 20 digits, and a dot between two of them; others are
+            left out.
+        start: where the first number begins, from 0 on.
+    """
+    if start < 0:
+        raise IndexError("no such position")
+    matches = map(_ACK_NUMBERS.fullmatch, subjects, itertools.repeat(start))
+    return [(int(match[1]), int(match[2])) for match in matches if match is not None]

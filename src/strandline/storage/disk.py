@@ -31,6 +31,8 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 SYNC_FILE_RANGE_WRITE = 2
+_NO_WAIT: int | None = getattr(os, "RWF_NOWAIT", None)
+"""Only Linux has it."""
 _sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)
 if _sync_file_range is not None:
     _sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
@@ -125,6 +127,15 @@ class Disk:
         except OSError as error:
             raise translated(error, "reading") from error
         return b"".join(chunks)
+
+    def is_cached(self, fd: int, length: int, position: int) -> bool:
+        """Return whether a read waits for no device; False where the system does not tell."""
+        if _NO_WAIT is None:
+            return False
+        try:
+            return os.preadv(fd, [bytearray(length)], position, _NO_WAIT) == length
+        except OSError:
+            return False
 
     def pwrite(self, fd: int, data: Bytes, position: int) -> None:
         """Write all of ``data`` at ``position``; not synced."""

@@ -18,6 +18,7 @@ from strandline.errors import (
     LogPoisonedError,
     OffsetOutOfRangeError,
     ShuttingDownError,
+    StrandlineError,
 )
 from strandline.record.batch import HEADER_BYTES, Buffer
 from strandline.record.sealed import Sealer
@@ -136,6 +137,15 @@ class LogReads:
         return self.as_it_is(
             lambda layout: self._read(layout, offset, bytes_max, below=below, verify=verify)
         )
+
+    def is_at_hand(self, offset: int) -> bool:
+        """Return whether a record can be read at once: it is in memory, and in a small batch."""
+        layout = self._layout
+        segment = layout.segments[max(bisect_right(layout.bases, offset) - 1, 0)]
+        try:
+            return segment.is_at_hand(offset)
+        except StrandlineError:
+            return False  # who reads it gets the error
 
     def _read(
         self, layout: Layout, offset: int, bytes_max: int, *, below: int, verify: bool

@@ -90,7 +90,7 @@ def find_intact(view: memoryview, position: int, *, after: int, below: int) -> i
         return position + corrupt.length
     window = 1 << 20
     for start in range(position + 8, len(view), window):
-        chunk = bytes(view[start : start + window + 4])
+        chunk = bytes(view[start : start + window])
         found = chunk.find(MAGIC_BYTES)
         while found >= 0:
             candidate = start + found

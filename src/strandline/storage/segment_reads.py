@@ -39,6 +39,8 @@ SUBJECTS_SUFFIX = ".subjects"
 DOOMED_SUFFIX = ".doomed"
 _WINDOW_BYTES = 64 << 10
 _HINTS_MAX = 64
+AT_HAND_BYTES_MAX = 256 << 10
+"""The most that is read to find a record at hand: about the time of a loop's small step."""
 AHEAD_BYTES = 8 << 20
 """How much is read ahead for a sequential reader, and unmapped behind it, at a time."""
 
@@ -176,7 +178,7 @@ class SegmentReads:
         written, pending = self._tail
         from_file = min(length, written - position)
         if from_file <= 0:
-            return memoryview(b"".join(pending))[-from_file : length - from_file]
+            return memoryview(_part(pending, -from_file, length))
         try:
             file = self.file
         except LogPoisonedError:
@@ -185,7 +187,29 @@ class SegmentReads:
             return self.view(position, length)  # it was sealed, and its name removed, just now
         data = self._disk.pread(file.fd, from_file, position)
         self._check_not_retired()  # the file may have been emptied meanwhile
-        return memoryview(data + b"".join(pending) if from_file < length else data)[:length]
+        rest = length - from_file
+        return memoryview(data + _part(pending, 0, rest) if rest else data)
+
+    def is_at_hand(self, offset: int) -> bool:
+        """Return whether a record is in memory, and in a small batch.
+
+        Raises:
+            StrandlineError: the file cannot be opened, or was removed just now.
+        """
+        index = self.index
+        if index is None:
+            return False
+        position = index.floor(offset)[1]
+        following = index.beyond(position)
+        end = self.size if following is None else following[1]
+        # A search reads whole windows.
+        length = min(max(end, position + _WINDOW_BYTES), self.written_bytes) - position
+        if end - position > AT_HAND_BYTES_MAX:
+            return False
+        if length <= 0:
+            return True  # in our memory
+        file = self.file
+        return self._disk.is_cached(file.fd, length, position)
 
     def _mapped(self) -> mmap.mmap:
         mapped = self._map or self._pinned
@@ -405,6 +429,18 @@ class SegmentReads:
         view = self.view(position, self.size - position)
         found = find_intact(view, 0, after=self.base_offset - 1, below=self.next_offset)
         return self.size if found < 0 else position + found
+
+
+def _part(pieces: list[Bytes], start: int, length: int) -> bytes:
+    """Return a part of pieces in a row; no more is copied."""
+    found, end = [], start + length
+    for piece in pieces:
+        if end <= 0:
+            break
+        if start < len(piece):
+            found.append(memoryview(piece)[max(start, 0) : end])
+        start, end = start - len(piece), end - len(piece)
+    return b"".join(found)
 
 
 def segment_path(directory: Path, base_offset: int) -> Path:

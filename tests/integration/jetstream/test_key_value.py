@@ -135,6 +135,24 @@ async def test_headers_that_a_stream_does_not_know_are_rejected(nc, stream):
 
 
 @pytest.mark.parametrize(
+    ("header", "value", "expected"),
+    [
+        ("Nats-TTL", "1h", (400, 10166, "per-message TTL is disabled")),
+        ("Nats-Incr", "+1", (400, 10168, "message counters is disabled")),
+        ("Nats-Schedule", "@every 1h", (400, 10188, "message schedules is disabled")),
+    ],
+)
+async def test_features_of_single_messages_are_off(stream, header, value, expected):
+    """Nothing is stored without what its publisher asked for; as by a stream without them."""
+    js, subject = stream.js, stream.subject("a")
+    with pytest.raises(js_errors.APIError) as caught:
+        await js.publish(subject, b"" if header == "Nats-Incr" else b"x", headers={header: value})
+    error = caught.value
+    assert (error.code, error.err_code, error.description) == expected
+    assert (await js.stream_info(stream.name)).state.messages == 0
+
+
+@pytest.mark.parametrize(
     ("body", "left"),
     [
         ({"filter": "$KV.B.a"}, {"$KV.B.b": 3}),

@@ -157,3 +157,14 @@ def test_the_history_is_bounded_and_one_change_of_many_does_not_fill_it():
     for number in range(2 * EVENTS_MAX):
         log.observe_image(MetadataImage(), number, now_ns=3)
     assert len(log.events()) == EVENTS_MAX
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_changes_are_summed_up_from_one_too_many_on(more):
+    """As many as fit are all shown."""
+    log = EventLog()
+    log.observe_image(MetadataImage(), None, now_ns=1)
+    count = EVENTS_AT_ONCE_MAX + more
+    log.observe_image(image({f"s{n}": [partition()] for n in range(count)}), None, now_ns=2)
+    assert len(log.events()) == count
+    assert (log.events()[-1].text == "1 more changes at once") is bool(more)

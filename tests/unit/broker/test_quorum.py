@@ -13,13 +13,14 @@ from strandline.broker.write_path.group_commit import GroupCommitter
 from strandline.broker.write_path.sync_policy import SyncPolicy
 from strandline.clock import SystemClock
 from strandline.config import LimitsConfig
-from strandline.core.raft.messages import HardState, Members, Snapshot
+from strandline.core.raft.messages import HardState, Kind, Members, RaftEntry, Snapshot
 from strandline.errors import (
     CorruptBatchError,
     NotLeaderError,
     StrandlineError,
     UnavailableError,
 )
+from strandline.record.batch import read_header
 from strandline.storage.recovery import LogPlan, recover
 from strandline.storage.twin_file import twin_of
 from strandline.telemetry import Telemetry
@@ -308,3 +309,21 @@ async def test_who_decides_alone_is_never_cut_off(net, kit, monkeypatch):
     for _ in range(2):
         now_ms = alone.clock.monotonic_ms()
         await kit.until(lambda since_ms=now_ms: alone.quorum.contact_ms > since_ms)
+
+
+@pytest.mark.parametrize(("term", "kept"), [(1, 3), (2, 0)])
+async def test_entries_stay_behind_a_snapshot_that_they_continue(net, term, kept):
+    """An entry of another term at its end is of a history that was given up, like those after."""
+    store = net.members[2].store
+    net.members[2].ticking.cancel()
+    net.members.pop(2)
+    first = store.log.log_end_offset
+    snapshot = Snapshot(index=first + 2, term=term, members=FOUNDERS, data=b"all")
+    entries = [RaftEntry(first + 1 + n, 1, Kind.COMMAND, b"%d" % n) for n in range(5)]
+    for batch in store.batches(entries, 1):
+        store.log.append(batch, read_header(batch))
+    store.install(snapshot)
+    _, found, rest = store.load(FOUNDERS)
+    assert found == snapshot
+    assert [entry.data for entry in rest] == [b"2", b"3", b"4"][:kept]
+    assert store.log.log_end_offset == first + 2 + kept

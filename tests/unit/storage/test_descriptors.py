@@ -60,3 +60,21 @@ def test_the_shares_add_up(limit):
     assert shares.others + shares.maps + shares.unsynced + shares.partitions < limit
     assert shares.connections == shares.others - PROCESS
     assert min(shares) > 0
+
+
+@pytest.mark.parametrize(
+    ("limit", "maps", "unsynced"),
+    [
+        (64, 8, 8),
+        (128, 8, 8),
+        (160, 10, 10),
+        (4096, 256, 256),
+        (16_000, 256, 1000),
+        (1 << 20, 256, 1024),
+    ],
+)
+def test_readers_and_unsynced_segments_have_bounded_shares(limit, maps, unsynced):
+    """A sixteenth each, of which a few are always there and not all of many are needed."""
+    shares = shares_of(limit)
+    assert (shares.maps, shares.unsynced) == (maps, unsynced)
+    assert shares.others == limit * 3 // 8

@@ -172,3 +172,22 @@ def test_a_shorter_file_replaces_a_longer_one(tmp_path):
     for data in (b"abcdefghij", b"xyz", b""):
         disk.write_whole(tmp_path / "f", data)
         assert disk.read_bytes(tmp_path / "f") == data
+
+
+def test_the_page_cache_is_asked_without_waiting(tmp_path):
+    """What was just written is cached; what was dropped is not, nor what is beyond the end."""
+    disk, size = Disk(), 1 << 20
+    fd = disk.open(tmp_path / "file", write=True, create=True)
+    try:
+        disk.pwrite(fd, bytes(size), 0)
+        disk.fdatasync(fd)
+        if not disk.is_cached(fd, size, 0):
+            pytest.skip("the file system does not tell")
+        assert not disk.is_cached(fd, 1, size)
+        disk.drop_cache(fd)
+        if disk.is_cached(fd, size, 0):
+            pytest.skip("the file system is in memory")
+        disk.pread(fd, size, 0)
+        assert disk.is_cached(fd, size, 0)
+    finally:
+        disk.close(fd)

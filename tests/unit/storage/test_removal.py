@@ -176,3 +176,22 @@ def test_a_segment_that_nobody_reads_gives_up_its_map():
     mapped.sweep()
     assert (idle.count, busy.count) == (1, 0)
     assert len(mapped) == 1
+
+
+def test_a_segment_counts_once_however_often_it_is_read():
+    """Before and after a sweep it is the same map; one that was unmapped does not count."""
+    mapped = MappedSegments(maps_max=2)
+    first, second = Release(), Release()
+    mapped.note_use(first)
+    mapped.sweep()
+    mapped.note_use(first)
+    assert len(mapped) == 1
+    mapped.note_use(second)
+    mapped.sweep()
+    mapped.note_use(second)
+    assert (first.count, second.count, len(mapped)) == (0, 0, 2)
+    for each in (first, second):
+        mapped.forget(each)
+    mapped.sweep()
+    mapped.sweep()
+    assert (first.count, second.count, len(mapped)) == (0, 0, 0)

@@ -99,3 +99,10 @@ def test_reopened_log_knows_its_ages(log, open_log):
     log.flush()
     again = open_log(at, segment_bytes=1 << 20)
     assert apply_retention(again, RetentionPolicy(age_ms=40), now_ns=60_000_000) == 20
+
+
+def test_everything_but_the_active_segment_may_go(log):
+    """A limit smaller than any segment leaves the one that is being written."""
+    last = log.segments[-1].base_offset
+    assert retention_start(log, RetentionPolicy(bytes_max=1), now_ns=0) == last
+    assert apply_retention(log, RetentionPolicy(bytes_max=1), now_ns=0) == last

@@ -1,10 +1,14 @@
 """Truncations of a log survive crashes: neither journal nor checkpoint restores removed batches."""
 
+from types import SimpleNamespace
+
 import pytest
+from msgspec.structs import replace
 
 from strandline.errors import CorruptBatchError
 from strandline.record.batch import read_header
-from strandline.storage.truncation_marker import MARKER_NAME, read_marker
+from strandline.storage.checkpoint import NEW_LOG
+from strandline.storage.truncation_marker import MARKER_NAME, TruncationMarker, read_marker
 
 from .test_recovery import A, Data, keep_all
 
@@ -104,3 +108,14 @@ def test_a_corrupt_note_is_reported(data):
         read_marker(log.directory, disk=data.disk)
     [corruption] = data.die().corruption
     assert corruption.file.name == MARKER_NAME
+
+
+@pytest.mark.parametrize(
+    ("at", "first", "is_newer"),
+    [(6, 0, False), (7, 0, False), (5, 99, True), (None, 13, True), (None, 14, False)],
+)
+def test_a_marker_counts_if_it_is_newer_than_the_checkpoint(at, first, is_newer):
+    """Without one, if the journal goes on where it was written, or before."""
+    marker = TruncationMarker(sequence=12, state=replace(NEW_LOG, truncations=6))
+    known = None if at is None else replace(NEW_LOG, truncations=at)
+    assert marker.is_newer(known, SimpleNamespace(first_sequence=first)) is is_newer

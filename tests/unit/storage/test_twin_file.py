@@ -74,3 +74,10 @@ def test_what_was_removed_is_not_there(path, disk):
     for _ in range(2):
         remove_with_twin(path, disk=disk)
         assert read_with_twin(path, decode, disk=disk) is None
+
+
+def test_a_removal_is_durable(path, disk):
+    """Or a power cut would bring back votes that were withdrawn."""
+    remove_with_twin(path, disk=disk)
+    disk.crash()
+    assert read_with_twin(path, decode, disk=disk) is None

@@ -18,7 +18,7 @@ from strandline.broker.cluster.channels import StreamOpenRequest
 from strandline.broker.cluster.delete_records import LogStarts
 from strandline.broker.cluster.discard import corrupt_metadata
 from strandline.broker.cluster.identity import DirectoryIdentity, begin_incarnation
-from strandline.broker.cluster.membership import CUT_OFF_MS, ClusterMembership
+from strandline.broker.cluster.membership import CUT_OFF_MS, ClusterMembership, ListenerAddresses
 from strandline.broker.cluster.metadata_applier import MetadataApplier
 from strandline.broker.cluster.opening import open_all_logs
 from strandline.broker.cluster.operations import Operations
@@ -30,6 +30,7 @@ from strandline.broker.coordinators.transactions import MarkerDone
 from strandline.broker.metadata_store import FILE_NAME as ALONE_NAME
 from strandline.broker.quorum_store import LOG_ID, QuorumStore
 from strandline.broker.stream import Stream
+from strandline.broker.write_path.partition import Partition
 from strandline.config import StreamConfig, bracketed
 from strandline.core.metadata.commands import (
     AllocateProducerIds,
@@ -73,10 +74,6 @@ class ClusterBroker(MetadataApplier):
         """
         await super().start()
         self.is_ready = False
-        self.membership.markers.write_here = self.transactions.mark_here
-        self.membership.consumers.leader = self._group_coordinator
-        self.membership.consumers.store = self.consumers
-        self.consumers.elsewhere = self.membership.consumers
         self._spawn(self._keep_watermarks(), "watermarks")
         self._spawn(self.log_starts.run(), "log-starts")
         self._spawn(self._storage_watch.run(), "storage-watch")
@@ -87,11 +84,16 @@ class ClusterBroker(MetadataApplier):
             await self.stop()
             raise
 
-    def announce(self, flight_port: int) -> None:
+    def announce(self, flight_port: int, *, grpc_address: str = "", beam_address: str = "") -> None:
         """Register the addresses of this broker's listeners with the cluster."""
         host = self.config.cluster.client_host
         self._flight_address = f"{bracketed(host)}:{flight_port}"
-        self.membership.announce(self._flight_address)
+        addresses = ListenerAddresses(self._flight_address, grpc_address, beam_address)
+        self.membership.announce(addresses)
+
+    async def know_newest(self) -> None:
+        """See ``BrokerBase``."""
+        await self.membership.newest.know()
 
     @property
     def is_controller(self) -> bool:
@@ -169,9 +171,13 @@ class ClusterBroker(MetadataApplier):
                 on_removed=self._removed,
                 is_opening=lambda: bool(self._opening),
                 until_open=self._until_open,
+                write_marker=self.transactions.mark_here,
+                groups=self.groups,
+                group_coordinator=self._group_coordinator,
             )
         except CorruptBatchError as error:
             raise corrupt_metadata(error, self._identity.broker, self.data_dir) from error
+        self.consumers = self.membership.consumers
         self._storage_watch = StorageWatch(
             self.data_dir,
             self.disk,
@@ -188,7 +194,6 @@ class ClusterBroker(MetadataApplier):
             telemetry=self.telemetry,
         )
         self.skips = Skips(self.log_starts, self.operations, settle=self._block_partitions)
-        self._cleaner.expired = self.log_starts.expired
         self._has_swept = self._is_stopping = self._is_releasing = False
         self._has_followed = False
         self._unopened, self._remembered = {}, {}
@@ -229,6 +234,9 @@ class ClusterBroker(MetadataApplier):
         deadline_ms = self.clock.monotonic_ms() + COMMIT_WAIT_S * 1e3
         while self.membership.replicas.has_waiting and self.clock.monotonic_ms() < deadline_ms:  # noqa: ASYNC110  no bookkeeping in the hot path for this
             await asyncio.sleep(POLL_S)
+
+    async def _delete_expired(self, partition: Partition, start: Offset) -> None:
+        self.log_starts.want_deleted(partition, start)
 
     # Health
 

@@ -83,8 +83,8 @@ class LogStarts:
             if partition.replica_hooks is not None and partition.log is log:
                 partition.replica_hooks.log_start_moved()
 
-    def expired(self, partition: Partition, start: Offset) -> None:
-        """Note that retention wants records before ``start`` deleted; counts on the leader only."""
+    def want_deleted(self, partition: Partition, start: Offset) -> None:
+        """Have all replicas delete expired records, if this broker leads the partition."""
         if self._leads(partition):
             self._wanted.put(partition.log_id, self._change(partition, start))
 

@@ -21,14 +21,12 @@ class RemoteMarkers:
 
     Args:
         rpc: requests to and from other brokers.
-
-    Attributes:
         write_here: writes a marker of a partition that this broker leads.
     """
 
-    def __init__(self, rpc: PeerRpc) -> None:
-        self.write_here: Callable[[SendMarker, MarkerDone], None] = _not_yet
+    def __init__(self, rpc: PeerRpc, write_here: Callable[[SendMarker, MarkerDone], None]) -> None:
         self._rpc = rpc
+        self._write_here = write_here
 
     def order(self, leader: BrokerId, mark: SendMarker, done: MarkerDone) -> None:
         """Have ``leader`` write a marker; ``done`` is called once, perhaps at once."""
@@ -49,7 +47,7 @@ class RemoteMarkers:
             failure = "" if error is None else error.message or error.code
             self._rpc.answer(sender, MarkerWritten(order.number, failure))
 
-        self.write_here(SendMarker("", order.producer, order.place, order.kind), done)
+        self._write_here(SendMarker("", order.producer, order.place, order.kind), done)
 
 
 def _outcome(answer: asyncio.Future[MarkerWritten]) -> StrandlineError | None:
@@ -60,8 +58,3 @@ def _outcome(answer: asyncio.Future[MarkerWritten]) -> StrandlineError | None:
         return UnavailableError(failure) if failure else None
     assert isinstance(error, StrandlineError), "the only errors of requests"
     return error
-
-
-def _not_yet(mark: SendMarker, done: MarkerDone) -> None:
-    """Fail: the broker has not started yet."""
-    done(UnavailableError(f"no marker for {mark.place} yet: this broker begins"))

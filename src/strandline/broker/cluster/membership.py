@@ -9,7 +9,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from typing import Any, NamedTuple
 
 from strandline.broker.cluster import channels
 from strandline.broker.cluster.channels import (
@@ -29,7 +29,7 @@ from strandline.broker.cluster.markers import RemoteMarkers
 from strandline.broker.cluster.peer_registry import PeerRegistry
 from strandline.broker.cluster.peer_rpc import PeerRpc
 from strandline.broker.cluster.read_barrier import MetadataReadBarrier
-from strandline.broker.cluster.remote_consumers import RemoteConsumers
+from strandline.broker.cluster.remote_consumers import ClusterConsumerStore
 from strandline.broker.cluster.replica_status import ReplicaStatusQuery
 from strandline.broker.cluster.replicas import Incarnation, Replicas
 from strandline.broker.cluster.replication_throttle import ReplicationThrottle
@@ -37,6 +37,8 @@ from strandline.broker.cluster.requests import Requests, Session
 from strandline.broker.cluster.state_machine import MetadataMachine
 from strandline.broker.cluster.stream_opening import StreamOpening
 from strandline.broker.cluster.trace import open_trace, take_clock
+from strandline.broker.coordinators.groups import GroupCoordinatorService
+from strandline.broker.coordinators.transactions import MarkerDone
 from strandline.broker.peers.frame import Frame
 from strandline.broker.quorum import Quorum
 from strandline.broker.quorum_store import QuorumStore
@@ -47,6 +49,7 @@ from strandline.core.metadata.commands import BrokerRun, RegisterBroker, ReportS
 from strandline.core.metadata.image import MetadataImage
 from strandline.core.raft.messages import Envelope, Members
 from strandline.core.replication.messages import Session as StreamSession
+from strandline.core.transactions.effects import SendMarker
 from strandline.errors import StrandlineError, UnavailableError
 from strandline.storage.descriptors import current_shares
 from strandline.telemetry import Telemetry
@@ -63,6 +66,14 @@ SESSIONS_PER_LIFE = 32
 """Bits of a replica's session number that count within one run of the broker."""
 
 
+class ListenerAddresses(NamedTuple):
+    """Addresses of a broker's listeners for clients; empty: it does not listen for those."""
+
+    flight: str
+    grpc: str = ""
+    beam: str = ""
+
+
 class ClusterMembership:
     """One broker's membership in its cluster.
 
@@ -77,6 +88,9 @@ class ClusterMembership:
         on_removed: called when the cluster has removed this broker.
         is_opening: whether logs of the image are being opened.
         until_open: waits until a stream is open here and its publishes are received.
+        write_marker: writes a transaction's marker to a partition that is led here.
+        groups: this broker's group coordinator.
+        group_coordinator: returns the broker that coordinates groups; None: there is none.
     """
 
     why_refused = ""
@@ -97,6 +111,9 @@ class ClusterMembership:
         on_removed: Callable[[], None],
         is_opening: Callable[[], bool],
         until_open: Callable[[StreamOpenRequest], Awaitable[None]],
+        write_marker: Callable[[SendMarker, MarkerDone], None],
+        groups: GroupCoordinatorService,
+        group_coordinator: Callable[[], BrokerId | None],
     ) -> None:
         self.me = BrokerId(config.cluster.broker_id)
         self._config = config
@@ -113,9 +130,7 @@ class ClusterMembership:
         self._controller_seen_ms = 0.0
         self.incarnation = ""
         self._identity = identity
-        self._flight_address = ""
-        self.grpc_address = self.beam_address = ""
-        """Addresses for Liftbridge and Beam clients; set before ``announce``."""
+        self._addresses = ListenerAddresses("")
         self.machine = MetadataMachine(self._image_changed)
         self.quorum = Quorum(
             self.me,
@@ -138,8 +153,8 @@ class ClusterMembership:
             self.quorum, rpc, is_fresh=lambda: self.is_fresh and not is_opening()
         )
         self.opening = StreamOpening(rpc, until_open)
-        self.markers = RemoteMarkers(rpc)
-        self.consumers = RemoteConsumers(rpc)
+        self.markers = RemoteMarkers(rpc, write_marker)
+        self.consumers = ClusterConsumerStore(groups, rpc, group_coordinator)
         self.replicas = Replicas(
             self._links,
             committer,
@@ -186,9 +201,9 @@ class ClusterMembership:
         """
         self._links.renew_tls()
 
-    def announce(self, flight_address: str) -> None:
+    def announce(self, addresses: ListenerAddresses) -> None:
         """Register with the cluster, and send heartbeats: the front ends are listening."""
-        self._flight_address = flight_address
+        self._addresses = addresses
         self._registering = self._spawn(self._stay_in_touch(), "registration")
 
     def begin_again(self, identity: DirectoryIdentity) -> None:
@@ -202,7 +217,7 @@ class ClusterMembership:
         self.quorum.restart()
         if self._registering is not None:
             self._registering.cancel()
-            self.announce(self._flight_address)
+            self.announce(self._addresses)
 
     def fail(self, error: StrandlineError) -> None:
         """Stop sending and acknowledging, because the storage failed, until it is reopened."""
@@ -316,10 +331,10 @@ class ClusterMembership:
             directory_id=self._identity.directory_id,
             incarnation=self.incarnation,
             peer_address=f"{bracketed(host)}:{port}",
-            flight_address=self._flight_address,
-            grpc_address=self.grpc_address,
+            flight_address=self._addresses.flight,
+            grpc_address=self._addresses.grpc,
             rack=cluster.rack,
-            beam_address=self.beam_address,
+            beam_address=self._addresses.beam,
             stored_index=self.quorum.index_at_start,
             partitions_max=current_shares().partitions - 1,  # one file is the metadata log's
         )

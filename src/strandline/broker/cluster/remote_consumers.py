@@ -1,16 +1,18 @@
-"""Requests about NATS consumers to the broker that coordinates groups, and from other brokers.
+"""The state of NATS consumers at the broker of a cluster that coordinates groups.
 
 Rules: a request is sent once. Its answer, or the loss of the link, ends it; then the outcome is
 unknown.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Final
 
 from strandline.broker.cluster.channels import ConsumerRequest, ConsumerResponse
 from strandline.broker.cluster.peer_rpc import PeerRpc
 from strandline.broker.coordinators.consumers import ConsumerOrder, ConsumerStore
+from strandline.broker.coordinators.groups import GroupCoordinatorService
 from strandline.errors import (
     NotLeaderError,
     RequestTimeoutError,
@@ -23,31 +25,36 @@ from strandline.types import BrokerId
 TIMEOUT_S: Final = 10.0
 
 
-class RemoteConsumers:
-    """Requests to a group coordinator on another broker, and from other brokers.
+class ClusterConsumerStore(ConsumerStore):
+    """The states of NATS consumers, here or at the broker that coordinates groups.
 
     Args:
+        groups: this broker's coordinator.
         rpc: requests to and from other brokers.
-
-    Attributes:
         leader: returns the coordinating broker; None: there is none.
-        store: this broker's; None before it has started.
     """
 
-    def __init__(self, rpc: PeerRpc) -> None:
+    def __init__(
+        self,
+        groups: GroupCoordinatorService,
+        rpc: PeerRpc,
+        leader: Callable[[], BrokerId | None],
+    ) -> None:
+        super().__init__(groups)
         self._rpc = rpc
-        self.leader: Callable[[], BrokerId | None] = lambda: None
-        self.store: ConsumerStore | None = None
+        self._leader = leader
         self._serving: set[asyncio.Task[None]] = set()
 
-    async def ask(self, order: ConsumerOrder) -> dict[str, str]:
-        """Send a request to the coordinator.
+    async def _do(self, order: ConsumerOrder) -> dict[str, str]:
+        """Execute a request where groups are coordinated.
 
         Raises:
             NotLeaderError: no coordinator can be reached: nothing was done.
             StrandlineError: as the coordinator raises it; the outcome may be unknown.
         """
-        leader = self.leader()
+        with contextlib.suppress(NotLeaderError):
+            return await self.carry_out(order)
+        leader = self._leader()
         if leader is None:
             raise NotLeaderError("no broker coordinates groups now; retry")
         answer = self._rpc.ask(
@@ -81,9 +88,7 @@ class RemoteConsumers:
 
     async def _serve(self, sender: BrokerId, request: ConsumerRequest) -> None:
         try:
-            if self.store is None:
-                raise UnavailableError("this broker is starting; retry")
-            found = await self.store.carry_out(
+            found = await self.carry_out(
                 ConsumerOrder(
                     request.what,
                     request.group,

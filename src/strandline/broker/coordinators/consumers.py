@@ -5,11 +5,10 @@ its leader epoch and stores its state here; from then on the previous leader is 
 know what the state means.
 """
 
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 from strandline.broker.coordinators.groups import GroupCoordinatorService
 from strandline.core.groups.state import Positions
-from strandline.errors import NotLeaderError
 
 What = Literal["keep", "new", "delete", "claim", "list"]
 
@@ -25,27 +24,15 @@ class ConsumerOrder(NamedTuple):
     epoch: int = 0
 
 
-class CoordinatorElsewhere(Protocol):
-    """Requests to a coordinator at another broker."""
-
-    async def ask(self, order: ConsumerOrder) -> dict[str, str]:
-        """Do as ``ConsumerStore.carry_out`` does, there."""
-        ...
-
-
 class ConsumerStore:
     """The states of NATS consumers, by the names of their groups.
 
     Args:
         groups: this broker's coordinator.
-
-    Attributes:
-        elsewhere: the way to another broker's coordinator; None for a broker alone.
     """
 
     def __init__(self, groups: GroupCoordinatorService) -> None:
         self._groups = groups
-        self.elsewhere: CoordinatorElsewhere | None = None
 
     async def keep(
         self, group: str, positions: Positions, consumer: str, *, epoch: int, is_new: bool = False
@@ -88,12 +75,7 @@ class ConsumerStore:
         return sorted(await self._do(ConsumerOrder("list", prefix)))
 
     async def _do(self, order: ConsumerOrder) -> dict[str, str]:
-        try:
-            return await self.carry_out(order)
-        except NotLeaderError:
-            if self.elsewhere is None:
-                raise
-        return await self.elsewhere.ask(order)
+        return await self.carry_out(order)
 
     async def carry_out(self, order: ConsumerOrder) -> dict[str, str]:
         """Execute a request at this broker's coordinator; return its result.

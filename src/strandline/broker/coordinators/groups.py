@@ -380,6 +380,8 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
         return await self.request(ask)
 
     async def _read(self, question: Callable[[GroupsState], object]) -> Any:
+        if not await self.has_home():
+            return question(GroupsState())  # nobody has used a group, and a question creates none
         is_alone = self.broker.is_alone
         return await self._ask(
             lambda token: ev.QueryGroups(token, question, must_confirm=not is_alone)

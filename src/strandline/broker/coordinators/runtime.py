@@ -28,6 +28,7 @@ from strandline.broker.write_path.partition import Partition
 from strandline.clock import Clock
 from strandline.config import BrokerConfig, StreamConfig
 from strandline.core.coordinator_effects import Answer, Decision, Forget, Reject, Store
+from strandline.core.metadata.image import MetadataImage
 from strandline.errors import (
     RequestTimeoutError,
     StillLoadingError,
@@ -71,6 +72,15 @@ class CoordinatorHost(Protocol):
 
     def streams(self, names: Iterable[str] | None = None) -> list[Stream]:
         """Return all streams, or those of the given that exist."""
+        ...
+
+    @property
+    def image(self) -> MetadataImage:
+        """The newest metadata known here."""
+        ...
+
+    async def know_newest(self) -> None:
+        """Wait until everything that was decided before this call is known here."""
         ...
 
     async def create_internal_stream(self, config: StreamConfig) -> None:
@@ -232,6 +242,19 @@ class CoordinatorRuntime(ABC, Generic[MachineT]):
         elif partition.leader_epoch != term.epoch:
             self._resign(UnavailableError(f"another term of the {self._title} begins; retry"))
         return self.term
+
+    async def has_home(self) -> bool:
+        """Return whether the stream exists, without creating it.
+
+        Raises:
+            UnavailableError: this broker cannot find out now.
+        """
+        try:
+            self.broker.stream(self.stream_name)
+        except UnknownStreamError:
+            await self.broker.know_newest()
+            return self.stream_name in self.broker.image.streams
+        return True
 
     async def home(self) -> Partition:
         """Return the partition that stores the entries; create the stream if it does not exist.

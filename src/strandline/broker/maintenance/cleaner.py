@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 from strandline.api.put import PRODUCER_MEMORY_S
-from strandline.broker.maintenance.reclaimer import SpaceReclaimer
 from strandline.broker.read_path.transaction_visibility import is_visible
 from strandline.broker.write_path.partition import Partition
 from strandline.clock import Clock, SteadyTime
@@ -41,7 +40,8 @@ class Cleaner:
         partitions: called in every round for the present partitions.
         commit_finished: waits for the group commit in progress, which may still be undone.
         sync: as ``commit_finished``, and then makes durable what no group commit has synced.
-        reclaimer: removes records.
+        delete_before: deletes expired records before an offset. In a cluster, all copies of a
+            partition do so together, by the metadata.
         lock: held while a partition is compacted, and while streams are deleted.
         disk: the file system for compacted segments.
         clock: for the age of records.
@@ -55,7 +55,7 @@ class Cleaner:
         *,
         commit_finished: Callable[[], Awaitable[None]],
         sync: Callable[[], Awaitable[object]],
-        reclaimer: SpaceReclaimer,
+        delete_before: Callable[[Partition, Offset], Awaitable[None]],
         lock: asyncio.Lock,
         disk: Disk,
         clock: Clock,
@@ -65,15 +65,12 @@ class Cleaner:
         self._partitions = partitions
         self._commit_finished = commit_finished
         self._sync = sync
-        self._reclaimer = reclaimer
+        self._delete_before = delete_before
         self._lock = lock
         self._disk = disk
         self._clock = clock
         self._telemetry = telemetry
         self._interval_s = interval_ms / 1000
-        self.expired: Callable[[Partition, Offset], None] | None = None
-        """In a cluster: told up to where a copy has had its time. All copies of a partition let go
-        of it together, by the metadata; a broker alone does at once."""
         self._compactors: dict[Log, Compactor] = {}
         self._steady = SteadyTime(clock)
         self._write_times: dict[Log, WriteTimes] = {}
@@ -123,14 +120,7 @@ class Cleaner:
         if start is None or partition.log is not log:
             return
         start = min(start, partition.high_watermark)
-        if self.expired is not None:
-            self.expired(partition, start)
-            return
-        await self._sync()
-        if partition.closed or partition.log is not log:
-            return
-        with counted_removal(log, self._telemetry):
-            await self._reclaimer.truncate_before(log, start)
+        await self._delete_before(partition, start)
 
     async def _compact(self, partition: Partition) -> None:
         """Rewrite sealed segments so that only the newest record of each key remains."""

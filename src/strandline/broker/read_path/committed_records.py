@@ -156,7 +156,14 @@ class CommittedRecords:
         index = self.transaction_index
         return 0 if index is None else index.hidden_between(start, stop)
 
-    def read(self, offset: Offset, bytes_max: int, *, below: Offset | None = None) -> pa.Buffer:
+    def read(
+        self,
+        offset: Offset,
+        bytes_max: int,
+        *,
+        below: Offset | None = None,
+        with_replaced: bool = False,
+    ) -> pa.Buffer:
         """Whole batches from the one that holds ``offset``, up to the stable offset.
 
         Committed batches: none that a transaction in doubt or an aborted one has written, and no
@@ -166,6 +173,7 @@ class CommittedRecords:
             offset: of the first record wanted.
             bytes_max: about how many bytes to return, but at least one batch.
             below: only batches whose base offset is less than this; None: up to the stable offset.
+            with_replaced: also records that per-subject retention no longer keeps.
 
         Returns:
             Batches in order; empty if there is nothing to see from ``offset`` to the stable offset.
@@ -188,7 +196,7 @@ class CommittedRecords:
             )
         stop = end if below is None else min(end, below)
         try:
-            if self.retention is not None:
+            if self.retention is not None and not with_replaced:
                 # Records behind ``stop`` may have replaced some before it.
                 self.retention.catch_up(end)
                 return self.retention.read(offset, bytes_max, below=stop)

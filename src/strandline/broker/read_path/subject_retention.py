@@ -29,6 +29,8 @@ from strandline.storage.subject_index import Numbers
 from strandline.types import Offset, TimestampNs
 
 READ_BYTES: Final = 4 << 20
+INLINE_BYTES: Final = 256 << 10
+"""How much of the log is applied on the loop, which takes a few milliseconds."""
 READ_ALONG: Final = 10_000
 """Up to this many offsets are read without a lookup of the matching records."""
 EXPIRY_NS: Final = 20_000_000
@@ -95,6 +97,18 @@ class SubjectRetention:
         It may be below ``start``.
         """
         return self._applied.history.last(subject)
+
+    def is_kept(self, subject: str, offset: int) -> bool:
+        """Return whether readers see a record, as far as the log was applied."""
+        return offset >= self.start and self._applied.history.keeps(subject, offset)
+
+    def is_current(self, end: int) -> bool:
+        """Return whether the log is applied up to a stable offset; apply the rest if it is little.
+
+        Raises:
+            StrandlineError: as ``catch_up``.
+        """
+        return self.bytes_left() <= INLINE_BYTES and self.catch_up(end, may_wait=False)
 
     def catch_up(self, end: int, *, may_wait: bool = True) -> bool:
         """Apply the log up to a stable offset; return whether that is done.

@@ -84,13 +84,20 @@ class Admission(Generic[PartitionT]):
             )
         return None
 
+    def size_error(self, size: int) -> StrandlineError | None:
+        """Return why a batch of ``size`` bytes can never be accepted; None: it can."""
+        limit = self.limits.batch_bytes
+        if size <= limit:
+            return None
+        return RecordTooLargeError(
+            f"batch of {size} bytes; limits.batch_bytes is {limit}: send smaller batches"
+        )
+
     def batch_error(self, batch: pa.RecordBatch, *, is_numbered: bool) -> StrandlineError | None:
         """Return why a batch can never be accepted; None: it can."""
-        size, limit = int(batch.nbytes), self.limits.batch_bytes
-        if size > limit:
-            return RecordTooLargeError(
-                f"batch of {size} bytes; limits.batch_bytes is {limit}: send smaller batches"
-            )
+        error = self.size_error(int(batch.nbytes))
+        if error is not None:
+            return error
         if is_numbered and batch.num_rows > BATCH_RECORDS_MAX:
             return InvalidRecordError(
                 f"numbered batch of {batch.num_rows} records; at most {BATCH_RECORDS_MAX} are "

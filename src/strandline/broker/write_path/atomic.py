@@ -6,12 +6,11 @@ are one batch, so one entry of the journal.
 
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-import pyarrow as pa
-
+from strandline.broker.write_path.admission import RECORD_OVERHEAD_BYTES, Admission
 from strandline.broker.write_path.duplicates import Duplicates, HeldAppend
-from strandline.broker.write_path.pending import AckSink
+from strandline.broker.write_path.pending import AckSink, Chunk, PendingRecords, extra_bytes
 from strandline.broker.write_path.subject_sequences import SubjectSequences
 from strandline.config import StreamConfig
 from strandline.errors import (
@@ -21,8 +20,7 @@ from strandline.errors import (
     WrongLastSequenceError,
 )
 from strandline.record.codec import Headers
-from strandline.record.schema import HEADERS_TYPE
-from strandline.types import Offset
+from strandline.types import Offset, PartitionName
 
 
 class AtomicRecord(NamedTuple):
@@ -40,6 +38,7 @@ class AtomicRecord(NamedTuple):
 class Appendable(Protocol):
     """A partition, as far as this needs it."""
 
+    name: PartitionName
     config: StreamConfig
     duplicates: Duplicates
     sequences: SubjectSequences
@@ -50,25 +49,30 @@ class Appendable(Protocol):
         """The error for records while it accepts none; else None."""
         ...
 
-    def append_arrow(
-        self, batch: pa.RecordBatch, *, ack_sink: AckSink | None = None, token: object = None
-    ) -> None:
-        """Accept the rows of an Arrow batch."""
+    def add_chunk(self, chunk: Chunk, ack_sink: AckSink, token: object) -> None:
+        """Accept a whole batch, which was checked."""
         ...
 
 
 def append_atomic(
-    partition: Appendable, records: Sequence[AtomicRecord], *, ack_sink: AckSink, token: object
+    partition: Appendable,
+    records: Sequence[AtomicRecord],
+    admission: Admission[Any],
+    *,
+    ack_sink: AckSink,
+    token: object,
 ) -> None:
     """Accept records that are stored all or not at all; the one ack has the first one's offset.
 
     Args:
         partition: of the records.
-        records: in order; not empty.
+        records: in order; not empty, and no more than a batch can have.
+        admission: its limits, and its counters.
         ack_sink: receives the outcome.
         token: passed back to the ack sink with the outcome.
     """
-    held, batch = partition.duplicates.held, _batch_of(records)
+    held, chunk = partition.duplicates.held, PendingRecords(partition.next_offset)
+    largest = _fill(chunk, records)
     is_held, rejection = bool(held.waiting), partition.write_error
     if rejection is None and not is_held:
         try:
@@ -77,21 +81,38 @@ def append_atomic(
             is_held = True
         except StrandlineError as error:
             rejection = error
+    rejection = rejection or admission.record_error(largest) or admission.size_error(chunk.size)
     if rejection is None and is_held:
-        again = partial(append_atomic, partition, records, ack_sink=ack_sink, token=token)
-        rejection = held.add(HeldAppend(again, ack_sink, token, int(batch.nbytes), len(records)))
+        again = partial(
+            append_atomic, partition, records, admission, ack_sink=ack_sink, token=token
+        )
+        rejection = held.add(HeldAppend(again, ack_sink, token, chunk.size, len(records)))
         if rejection is None:
             return
     if rejection is not None:
-        ack_sink.rejected(token, rejection)
+        stream = partition.name.stream
+        admission.reject(rejection, ack_sink, token, stream=stream, records=len(records))
         return
-    first = partition.next_offset
-    partition.append_arrow(batch, ack_sink=ack_sink, token=token)
-    if partition.next_offset == first:
-        return  # rejected
     for number, record in enumerate(records):
+        offset = Offset(chunk.base_offset + number)
+        partition.sequences.note((record.subject,), offset, record.headers)
         if record.message_id is not None:
-            partition.duplicates.note_message(record.message_id, Offset(first + number))
+            partition.duplicates.note_message(record.message_id, offset)
+    partition.add_chunk(chunk, ack_sink, token)
+
+
+def _fill(chunk: PendingRecords, records: Sequence[AtomicRecord]) -> int:
+    """Add records to a chunk; return the size of the largest."""
+    values, subjects, keys, headers, *_ = map(list, zip(*records, strict=True))
+    chunk.values, chunk.subjects = values, subjects
+    chunk.keys = keys if keys.count(None) < len(keys) else None
+    chunk.headers = headers if any(headers) else None
+    sizes = [
+        RECORD_OVERHEAD_BYTES + len(value or b"") + extra_bytes(key, pairs)
+        for value, key, pairs in zip(values, keys, headers, strict=True)
+    ]
+    chunk.size = sum(sizes)
+    return max(sizes)
 
 
 def _check(partition: Appendable, records: Sequence[AtomicRecord]) -> None:
@@ -117,15 +138,3 @@ def _check(partition: Appendable, records: Sequence[AtomicRecord]) -> None:
                 raise WrongLastSequenceError("the subject was written to in the same batch")
             partition.sequences.check(record.subject, record.expected_subject_last)
         subjects.add(record.subject)
-
-
-def _batch_of(records: Sequence[AtomicRecord]) -> pa.RecordBatch:
-    """Return records as columns."""
-    values, subjects, keys, headers, *_ = zip(*records, strict=True)
-    columns = {
-        "value": pa.array(values, pa.binary()),
-        "subject": pa.array(subjects, pa.string()).dictionary_encode(),
-        "key": pa.array(keys, pa.binary()),
-        "headers": pa.array(headers, HEADERS_TYPE),
-    }
-    return pa.RecordBatch.from_pydict(columns)

@@ -441,7 +441,7 @@ class Partition:
         self, records: Sequence[AtomicRecord], *, ack_sink: AckSink, token: object
     ) -> None:
         """Accept records that are stored all or not at all, as ``atomic`` says."""
-        append_atomic(self, records, ack_sink=ack_sink, token=token)
+        append_atomic(self, records, self._admission, ack_sink=ack_sink, token=token)
 
     def mark(
         self, kind: MarkerKind, producer: TransactionalProducer, *, ack_sink: AckSink, token: object
@@ -459,13 +459,14 @@ class Partition:
         self.needs_sync = True
         stamp = ProducerStamp(producer.producer_id, producer.epoch, -1)
         chunk = PendingMarker(self.next_offset, stamp, marker_attributes(kind))
-        self.add_marker(chunk, ack_sink, token)
+        self.add_chunk(chunk, ack_sink, token)
 
-    def add_marker(self, chunk: PendingMarker, ack_sink: AckSink, token: object) -> None:
-        """Accept a batch that readers do not see; acknowledged when it is committed."""
+    def add_chunk(self, chunk: Chunk, ack_sink: AckSink, token: object) -> None:
+        """Accept a whole batch, which was checked; acknowledged once, when it is committed."""
         chunk.waiting.append(AckWaiter(ack_sink, token, self.next_offset))
         self.pending.add(chunk)
-        self.next_offset = Offset(self.next_offset + 1)
+        self.next_offset = Offset(self.next_offset + chunk.count)
+        self._admission.pending_bytes += chunk.size
         self._enqueue()
 
     def _enqueue(self) -> None:

@@ -17,7 +17,7 @@ import pyarrow as pa
 from strandline.broker.read_path.committed_records import Waiter
 from strandline.broker.read_path.subject_retention import SubjectRetention
 from strandline.broker.write_path.duplicates import HeldAppends
-from strandline.broker.write_path.pending import AckSink, PendingMarker, PendingPurge
+from strandline.broker.write_path.pending import AckSink, Chunk, PendingPurge
 from strandline.errors import (
     InvalidRequestError,
     StillLoadingError,
@@ -30,8 +30,6 @@ from strandline.types import Offset
 
 logger = logging.getLogger(__name__)
 
-INLINE_BYTES: Final = 256 << 10
-"""How much of the log is applied on the loop, which takes a few milliseconds."""
 NOTED_MAX: Final = 4_096
 """With more accepted records than this, those that were committed meanwhile are applied."""
 
@@ -47,7 +45,7 @@ class _SequencedPartition(Protocol):
     @property
     def write_error(self) -> StrandlineError | None: ...
 
-    def add_marker(self, chunk: PendingMarker, ack_sink: AckSink, token: object) -> None: ...
+    def add_chunk(self, chunk: Chunk, ack_sink: AckSink, token: object) -> None: ...
 
     @property
     def log_end_offset(self) -> Offset: ...
@@ -143,7 +141,7 @@ class SubjectSequences:
             ack_sink.rejected(token, partition.write_error)
             return
         self.note_barrier(partition.next_offset)
-        partition.add_marker(PendingPurge(partition.next_offset, pattern, below), ack_sink, token)
+        partition.add_chunk(PendingPurge(partition.next_offset, pattern, below), ack_sink, token)
 
     def start_over(self, offset: int) -> None:
         """Forget what was accepted: records before ``offset`` are read from the log."""
@@ -164,14 +162,14 @@ class SubjectSequences:
         retention, end = self._partition.retention, self._partition.last_stable_offset
         if retention is None or self._task is not None:
             return
-        if retention.bytes_left() <= INLINE_BYTES and self._applies_inline(retention, end):
+        if self._applies_inline(retention, end):
             self._applied(retention)
             return
         self._task = asyncio.create_task(self._apply(retention, end), name="subject-sequences")
 
     def _applies_inline(self, retention: SubjectRetention, end: Offset) -> bool:
         try:
-            return retention.catch_up(end, may_wait=False)
+            return retention.is_current(end)
         except StrandlineError:
             return False  # the thread gets the same error, and rejects what waits
 

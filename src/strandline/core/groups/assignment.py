@@ -63,12 +63,10 @@ def _hand_out(
         heapq.heapify(heap)
     for name in sorted(free):
         heap = heaps[name.stream]
-        # Counts only grow here, so a stale heap entry is too small and surfaces by itself.
+        # Counts only grow here, so a stale heap entry is too small and is corrected here.
         while heap[0][0] != len(readers[heap[0][1]]):
             heapq.heapreplace(heap, (len(readers[heap[0][1]]), heap[0][1]))
-        member = heap[0][1]
-        readers[member].add(name)
-        heapq.heapreplace(heap, (len(readers[member]), member))
+        readers[heap[0][1]].add(name)
 
 
 def _even_out(readers: Readers, subscribers: Mapping[str, list[str]]) -> bool:

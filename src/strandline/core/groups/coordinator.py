@@ -230,7 +230,11 @@ class GroupCoordinator:
         for stream in request.streams:
             if stream not in self._partitions:
                 raise UnknownStreamError(f"no stream {stream!r} to consume; create it first")
-        if request.group not in self.state.groups and len(self.state.groups) >= GROUPS_MAX:
+        self._check_room(request.group)
+
+    def _check_room(self, group: str) -> None:
+        """Reject a group that would be one too many."""
+        if group not in self.state.groups and len(self.state.groups) >= GROUPS_MAX:
             raise UnavailableError(f"there are {GROUPS_MAX} groups, the most; delete some")
 
     def _heartbeat(self, request: ev.Heartbeat) -> GroupAssignment:
@@ -264,8 +268,8 @@ class GroupCoordinator:
                 f"group {request.group!r} has {len(group.members)} members, who commit its "
                 "positions; stop them first"
             )
-        elif request.group not in self.state.groups and len(self.state.groups) >= GROUPS_MAX:
-            raise UnavailableError(f"there are {GROUPS_MAX} groups, the most; delete some")
+        else:
+            self._check_room(request.group)
         self._check_transaction(group, request)
         is_numbered = bool(request.member and request.number)
         committed = {request.member: request.number} if is_numbered else {}
@@ -287,8 +291,7 @@ class GroupCoordinator:
             raise UnknownGroupError(f"consumer {request.group!r} was deleted")
         if request.is_new and group is not None:
             raise GroupInUseError(f"there is a group {request.group!r}; delete it first")
-        if group is None and len(self.state.groups) >= GROUPS_MAX:
-            raise UnavailableError(f"there are {GROUPS_MAX} groups, the most; delete some")
+        self._check_room(request.group)
         if group is not None:
             _check_epoch(request.group, group, request.epoch)
         begun = self._begun(group or ConsumerGroup(), request.positions)

@@ -37,8 +37,3 @@ class Ready(NamedTuple):
 
     def __bool__(self) -> bool:
         return any(each is not None and each != () for each in self)
-
-    @property
-    def must_persist(self) -> bool:
-        """Whether step 2 has anything to write."""
-        return self.hard_state is not None or self.snapshot is not None or bool(self.entries)

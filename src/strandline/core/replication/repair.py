@@ -37,11 +37,11 @@ class Repairs:
 
     def forget_outside(self, log_start_offset: Offset, log_end_offset: Offset) -> None:
         """Forget ranges that are no longer in the log."""
-        self._corrupt = [
+        there = [
             (max(first, log_start_offset), min(after, log_end_offset))
             for first, after in self._corrupt
-            if first < log_end_offset and after > log_start_offset
         ]
+        self._corrupt = [(first, after) for first, after in there if first < after]
         if not self._corrupt:
             self.deadline_ms = None
 

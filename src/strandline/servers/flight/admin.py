@@ -47,7 +47,7 @@ def _stream_info(
     context.broker.check_metadata()
     stream = context.broker.stream(request.name)
     led = [stream.partition(number) for number in request.led or ()]
-    _know_end(context, led, led=led)
+    know_end(context, led, led=led)
     return [_with_others(context, stream)]
 
 
@@ -75,12 +75,12 @@ def _offsets(context: ActionContext, request: admin.OffsetsRequest) -> list[admi
     if request.partitions is not None:
         partitions = [stream.partition(number) for number in request.partitions]
     unclear = [each for each in partitions if needs_end(request.at, each)]
-    _know_end(context, unclear, led=partitions if request.of_leader else ())
+    know_end(context, unclear, led=partitions if request.of_leader else ())
     offsets = {each.name.partition: int(resolve(request.at, each)) for each in partitions}
     return [admin.Offsets(offsets=offsets)]
 
 
-def _know_end(
+def know_end(
     context: ActionContext, partitions: Iterable[Partition], *, led: Iterable[Partition]
 ) -> None:
     """Wait until the ends are known, and check before and after that this broker leads.

@@ -19,6 +19,7 @@ from strandline.errors import InvalidRequestError
 from strandline.servers.flight import (  # noqa: F401  their import fills HANDLERS
     access,
     admin,
+    backup,
     cluster,
     encryption,
     groups,

@@ -55,29 +55,41 @@ def _incomplete() -> BatchError:
 
 
 class BatchMessage(NamedTuple):
-    """A message of a batch."""
+    """A message of a batch, and what its headers say; empty: it has no such header."""
 
     stream: str
     partition: PartitionPort
     record: AtomicRecord
     unsupported: str
-    """A header that batches do not support; empty: it has none."""
+    """A header that batches do not support."""
+    batch_id: str
+    sequence_text: bytes
+    commit: bytes
+    """Whether the batch ends with it, and how."""
+    level: bytes
+    size: int
+    """About how much memory it takes."""
 
-    @property
-    def batch_id(self) -> str:
-        """The batch's name."""
-        return self._header(ID_HEADER).decode(errors="replace")
-
-    @property
-    def size(self) -> int:
-        """About how much memory it takes."""
-        headers = sum(len(name) + len(value) for name, value in self.record.headers or ())
-        return len(self.record.value or b"") + headers + MESSAGE_OVERHEAD_BYTES
-
-    @property
-    def commit(self) -> bytes:
-        """Whether the batch ends with it, and how; empty: it does not."""
-        return self._header(COMMIT_HEADER)
+    @classmethod
+    def of(
+        cls, stream: str, partition: PartitionPort, record: AtomicRecord, unsupported: str
+    ) -> "BatchMessage":
+        """Return a message with what its headers say."""
+        pairs = record.headers or []
+        found, size = dict(reversed(pairs)), MESSAGE_OVERHEAD_BYTES
+        for name, value in pairs:
+            size += len(name) + len(value)
+        return cls(
+            stream,
+            partition,
+            record,
+            unsupported,
+            found.get(ID_HEADER, b"").decode(errors="replace"),
+            found.get(SEQUENCE_HEADER, b""),
+            found.get(COMMIT_HEADER, b""),
+            found.get(LEVEL_HEADER, b""),
+            size + len(record.value or b""),
+        )
 
     def sequence(self) -> int:
         """Return its number in the batch.
@@ -87,10 +99,10 @@ class BatchMessage(NamedTuple):
         """
         if not 0 < len(self.batch_id) <= ID_CHARACTERS_MAX:
             raise BatchError(10179, "atomic publish batch ID is invalid")
-        level = self._header(LEVEL_HEADER) or b"0"
+        level = self.level or b"0"
         if not level.isdigit() or len(level) > DIGITS_MAX or int(level) > LEVEL_MAX:
             raise BatchError(10185, "JetStream minimum api level required", 412)
-        text = self._header(SEQUENCE_HEADER)
+        text = self.sequence_text
         if not text.isdigit() or len(text) > DIGITS_MAX:
             raise BatchError(10175, "atomic publish sequence is missing")
         if self.commit not in (b"", COMMIT, END):
@@ -98,9 +110,6 @@ class BatchMessage(NamedTuple):
         if self.unsupported:
             raise BatchError(10177, f"atomic publish unsupported header used: {self.unsupported}")
         return int(text)
-
-    def _header(self, wanted: str) -> bytes:
-        return next((value for name, value in self.record.headers or () if name == wanted), b"")
 
 
 class _OpenBatch:

@@ -41,6 +41,8 @@ BACKOFF_MAX_S: Final = 2.0
 PING_INTERVAL_S: Final = 20.0
 PING_TIMEOUT_S: Final = 20.0
 DRAIN_TIMEOUT_S: Final = 3.0
+PEER_TIMEOUT_S: Final = 1.0
+"""For another broker to answer over the servers' routes; one that is stuck delays creations."""
 
 
 class NatsClient:
@@ -54,6 +56,7 @@ class NatsClient:
         api: answers requests of the JetStream API.
         is_alone: whether no other broker receives the servers' messages.
         login: returns the credentials; by default those in the servers' URLs.
+        peer_subject: where other brokers' requests are answered; empty: nowhere.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class NatsClient:
         is_alone: bool = False,
         tls: ssl.SSLContext | None = None,
         login: Login | None = None,
+        peer_subject: bytes = b"",
     ) -> None:
         self._broker = broker
         self.shared = IngestState(broker, "nats", ingest=ingest, ack_lines=AckLines(b"PUB "))
@@ -74,6 +78,7 @@ class NatsClient:
         self.api = api
         self._tls = tls
         self._login = login
+        self._peer_subject = peer_subject
         self._servers: list[NatsServerUrl] = []
         self._bindings: dict[str, Sequence[Binding]] = {}
         """Of each stream that there is, or was when the connection began."""
@@ -139,14 +144,27 @@ class NatsClient:
             if not self._bindings[name]:
                 del self._bindings[name]
 
-    async def synced(self) -> None:
-        """Wait until the server knows all subscriptions; return at once without a connection."""
-        if self._link is not None:
-            try:
-                async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-                    await self._link.round_trip()
-            except (TimeoutError, DisconnectedError) as error:
-                logger.warning("subscriptions will be made when nats-server is back: %s", error)
+    async def synced(self, peers: Iterable[bytes] = ()) -> None:
+        """Wait until the server knows all subscriptions; return at once without a connection.
+
+        Other brokers' servers learn of them over routes. A request over the same route comes after
+        them, so its answer shows that they have arrived. Without responders the other broker is
+        away, and nobody publishes there.
+
+        Args:
+            peers: the subjects at which other brokers answer.
+        """
+        link = self._link
+        if link is None:
+            return
+        try:
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+                await link.round_trip()
+            async with asyncio.timeout(PEER_TIMEOUT_S):
+                await asyncio.gather(*(link.request(peer, b"") for peer in peers))
+        except (TimeoutError, DisconnectedError) as error:
+            why = str(error) or "no answer in time"
+            logger.warning("subscriptions are not known at every nats-server yet: %s", why)
 
     # Connecting
 
@@ -176,7 +194,12 @@ class NatsClient:
             OSError, TimeoutError, StrandlineError: the connection failed.
         """
         return await connect_link(
-            lambda: NatsConnection(self.shared, is_alone=self._is_alone, api=self.api),
+            lambda: NatsConnection(
+                self.shared,
+                is_alone=self._is_alone,
+                api=self.api,
+                peer_subject=self._peer_subject,
+            ),
             server,
             tls=self._tls,
             login=self._login,

@@ -22,6 +22,7 @@ from strandline.servers.nats.client import NatsClient
 from strandline.servers.nats.connection import MESSAGE_SLACK_BYTES
 from strandline.servers.nats.embedded_server import LEAF_HOST, EmbeddedNatsServer
 from strandline.servers.nats.foreign_jetstream import ForeignJetStreamWatch
+from strandline.servers.nats.inboxes import private_inbox
 from strandline.servers.nats.ingest import MessageIngest
 from strandline.servers.nats.jetstream.api import JetStreamApi
 from strandline.servers.nats.jetstream.consumers import ConsumerCalls
@@ -135,6 +136,7 @@ class NatsFrontEnd:
                     is_alone=self._is_server_alone,
                     tls=tls,
                     login=login,
+                    peer_subject=self._peer_subject if number == 0 else b"",
                 )
                 self._subscribers.append(subscriber)
                 names = [stream.config.name for stream in broker.streams()]
@@ -219,13 +221,44 @@ class NatsFrontEnd:
         if self._child is not None:
             self._child.reload()
 
-    async def synced(self) -> None:
-        """Wait until nats-server delivers messages for every stream.
+    async def synced(self, name: str) -> None:
+        """Wait until nats-server delivers a stream's messages, and consumers' acknowledgements.
 
         Await this before answering the creation of a stream: a publish that arrives before the
-        subscription would find no responders.
+        subscription would find no responders. At another broker's server it would reach that
+        broker only, which leaves the answer to the leader.
         """
-        await asyncio.gather(*(each.synced() for each in self._subscribers))
+        number = _connection_of(name)
+        carrying = self._subscribers[number : number + 1]
+        others = self._subscribers[CONNECTIONS:]
+        peers = self._peers() if self._leads(name) else []
+        await asyncio.gather(
+            *(each.synced(peers) for each in carrying), *(each.synced() for each in others)
+        )
+
+    def _leads(self, name: str) -> bool:
+        """Whether this broker leads a partition of a stream."""
+        found = (each.stream.partitions for each in self._broker.routes.bindings(name))
+        return any(partition.is_led for partitions in found for partition in partitions)
+
+    def _peers(self) -> list[bytes]:
+        """Return where other brokers in service answer over the servers' routes."""
+        if self._is_server_alone:
+            return []
+        cluster = self._config.cluster
+        return [
+            _subject_of_peer(cluster.name, broker.id)
+            for broker in self._broker.image.brokers.values()
+            if broker.id != cluster.broker_id and not broker.is_fenced
+        ]
+
+    @property
+    def _peer_subject(self) -> bytes:
+        """Return where this broker answers other brokers; empty if there are none."""
+        cluster = self._config.cluster
+        if self._is_server_alone or not cluster.is_on:
+            return b""
+        return _subject_of_peer(cluster.name, cluster.broker_id)
 
     async def _start_child(self, tls: ssl.SSLContext | None) -> str:
         """Start the child nats-server and its authorization; return its URL."""
@@ -323,6 +356,11 @@ class NatsFrontEnd:
 def _connection_of(name: str) -> int:
     """Return which connection carries a stream: one carries all of it, to keep its order."""
     return zlib.crc32(name.encode()) % CONNECTIONS
+
+
+def _subject_of_peer(cluster: str, broker: int) -> bytes:
+    """Return where a broker answers others: an inbox, to which brokers may publish."""
+    return f"{private_inbox(f'strandline {cluster}')}.{broker}".encode()
 
 
 def _routes(config: BrokerConfig) -> ServerRoutes | None:

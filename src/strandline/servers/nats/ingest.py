@@ -45,7 +45,14 @@ from strandline.servers.nats.backpressure import FORWARDING, Backpressure, NatsP
 from strandline.servers.nats.headers import parse_headers
 from strandline.servers.nats.ports import AdmissionPort
 from strandline.servers.nats.protocol import Message
-from strandline.servers.nats.replies import EnvelopeResponder, ReplySink, is_left_to_others
+from strandline.servers.nats.replies import (
+    COUNTERS_DISABLED,
+    SCHEDULES_DISABLED,
+    TTL_DISABLED,
+    EnvelopeResponder,
+    ReplySink,
+    is_left_to_others,
+)
 from strandline.servers.resume_forwarder import PendingForward
 from strandline.storage.subject_history import ROLLUP_HEADER, ROLLUPS
 
@@ -62,14 +69,31 @@ REPUBLISHED_HEADER: Final = "Nats-Stream"
 REPLY_HEADER: Final = "reply"
 """Of records whose stream does not answer publishes: the reply subject, as Liftbridge keeps it."""
 UNSUPPORTED_HEADERS: Final = frozenset(
-    {
-        "Nats-Expected-Last-Msg-Id",
-        "Nats-Expected-Last-Subject-Sequence-Subject",
-        "Nats-TTL",
-        "Nats-Incr",
-        "Nats-Schedule",
+    {"Nats-Expected-Last-Msg-Id", "Nats-Expected-Last-Subject-Sequence-Subject"}
+)
+DISABLED_HEADERS: Final = {
+    "Nats-TTL": TTL_DISABLED,
+    "Nats-Incr": COUNTERS_DISABLED,
+    "Nats-Schedule": SCHEDULES_DISABLED,
+}
+"""Headers of features that a JetStream stream has to allow, and its error where it does not."""
+
+
+_CONTROL_HEADERS: Final = (
+    UNSUPPORTED_HEADERS
+    | DISABLED_HEADERS.keys()
+    | {
+        MESSAGE_ID_HEADER,
+        EXPECTED_STREAM_HEADER,
+        EXPECTED_LAST_HEADER,
+        EXPECTED_SUBJECT_LAST_HEADER,
+        ROLLUP_HEADER,
+        BATCH_HEADER,
+        REPUBLISHED_HEADER,
+        TOMBSTONE_HEADER,
     }
 )
+"""Those that are stored and mean something here."""
 
 
 class ParsedMessage(msgspec.Struct):
@@ -134,7 +158,8 @@ def _apply_headers(found: ParsedMessage, headers: Headers) -> None:
             found.value = None
         else:
             kept.append((name, value))
-            found.rejection = _apply_control_header(found, name, value) or found.rejection
+            if name in _CONTROL_HEADERS:
+                found.rejection = _apply_control_header(found, name, value) or found.rejection
     found.headers = kept or None
 
 
@@ -163,8 +188,8 @@ def _apply_control_header(
         found.is_republished = True
     elif name == TOMBSTONE_HEADER:
         return InvalidRequestError(f"a message with {TOMBSTONE_HEADER} must have no payload")
-    elif name in UNSUPPORTED_HEADERS:
-        return InvalidRequestError(f"header {name} is not supported")
+    else:
+        return InvalidRequestError(DISABLED_HEADERS.get(name) or f"header {name} is not supported")
     return None
 
 
@@ -388,9 +413,11 @@ class MessageIngest:
             if not is_left_to_others(error, sink):
                 self._admission.reject(error, sink, reply, stream=target.name)
             return
-        names = [name for name, _ in publication.headers or ()]
-        unsupported = next((name for name in names if name in UNSUPPORTED_HEADERS), "")
-        rejection = publication.rejection if not unsupported else None
+        rejection, unsupported = publication.rejection, ""
+        if rejection is not None:
+            names = [name for name, _ in publication.headers or ()]
+            unsupported = next((name for name in names if name in UNSUPPORTED_HEADERS), "")
+            rejection = None if unsupported else rejection
         rejection = rejection or _unmet_need(publication, target)
         if publication.expected_stream not in (None, target.name):
             return  # of another stream
@@ -406,7 +433,7 @@ class MessageIngest:
             publication.expected_last,
             publication.expected_subject_last,
         )
-        message = BatchMessage(target.name, partition, record, unsupported)
+        message = BatchMessage.of(target.name, partition, record, unsupported)
         self._batches.take(message, reply, sink)
 
 

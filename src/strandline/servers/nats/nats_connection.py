@@ -38,6 +38,7 @@ from strandline.types import Offset, PartitionName
 REPLIES: Final = b"replies"
 EVENTS: Final = b"events"
 API: Final = b"api"
+PEERS: Final = b"peers"
 """Names of subscriptions that feed no stream; those of streams are numbers."""
 API_SUBJECTS: Final = b"$JS.API.>"
 ACKS: Final = b"$JS.ACK."
@@ -52,14 +53,21 @@ class NatsConnection(ServerLink):
         shared: the state that outlives the connection.
         is_alone: whether no other broker receives the server's messages; else the leader does too.
         api: answers requests of the JetStream API; None: another connection carries them.
+        peer_subject: where other brokers send requests that are only answered; empty: none do.
     """
 
     def __init__(
-        self, shared: IngestState, *, is_alone: bool, api: JetStreamApi | None = None
+        self,
+        shared: IngestState,
+        *,
+        is_alone: bool,
+        api: JetStreamApi | None = None,
+        peer_subject: bytes = b"",
     ) -> None:
         super().__init__()
         self._shared = shared
         self._api = api
+        self._peer_subject = peer_subject
         self._sids: dict[str, dict[Binding, bytes]] = {}
         """Of each stream."""
         self._tables: dict[bytes, RouteTable] = {}
@@ -188,6 +196,8 @@ class NatsConnection(ServerLink):
             self._api.take(subject, reply, block=block, payload=payload, link=self)
         if sid.startswith(b"$JS."):
             self._acks.append(message)
+        if sid == PEERS and reply is not None:
+            self.deliver(reply, b"")
         if sid == EVENTS and self._on_message is not None:
             self._on_message()
         answer = self._requests.get(subject) if sid == REPLIES else None
@@ -206,6 +216,8 @@ class NatsConnection(ServerLink):
     def begin(self, bindings: Mapping[str, Sequence[Binding]]) -> None:
         """Subscribe for the first time: to these bindings, and to requests."""
         self.subscribe(bindings)
+        if self._peer_subject:
+            self.write(encode_subscribe(self._peer_subject, PEERS))
         if self._api is not None:
             self.write(encode_subscribe(API_SUBJECTS, API))
             self._api.attach(self)
@@ -256,7 +268,7 @@ class NatsConnection(ServerLink):
 
     def unsubscribe_all(self) -> None:
         """End all subscriptions; messages in flight are still handled."""
-        self.write(b"".join(map(encode_unsubscribe, (*self._tables, *self._acked, API))))
+        self.write(b"".join(map(encode_unsubscribe, (*self._tables, *self._acked, API, PEERS))))
 
     is_shared = True
     """Whoever subscribes to an inbox at nats-server receives what is sent there."""

@@ -83,8 +83,8 @@ class BrokerPort(Protocol):
         """Call ``callback`` with the names of streams that were created or deleted."""
         ...
 
-    def on_stream_created(self, callback: Callable[[], Awaitable[None]]) -> None:
-        """Await ``callback`` before a creation is answered."""
+    def on_stream_created(self, callback: Callable[[str], Awaitable[None]]) -> None:
+        """Await ``callback`` with its name before a stream's creation is answered."""
         ...
 
     def on_creating_stream(self, check: Callable[[StreamConfig], Awaitable[None]]) -> None:

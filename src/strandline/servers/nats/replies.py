@@ -43,6 +43,11 @@ _ERROR_NUMBERS: tuple[tuple[type[StrandlineError], int, int], ...] = (
     (UnavailableError, 503, 10008),
     (StrandlineError, 500, 10077),
 )
+TTL_DISABLED = "per-message TTL is disabled"
+COUNTERS_DISABLED = "message counters is disabled"
+SCHEDULES_DISABLED = "message schedules is disabled"
+_DISABLED_NUMBERS = {TTL_DISABLED: 10166, COUNTERS_DISABLED: 10168, SCHEDULES_DISABLED: 10188}
+"""nats-server's texts and numbers for features that are off."""
 DESCRIPTION_MAX = 1000
 """Longest error text in characters; it may quote a publisher."""
 _ENVELOPE_ERRORS: tuple[tuple[type[StrandlineError], envelope.AckError], ...] = (
@@ -74,6 +79,7 @@ def error_body(error: StrandlineError) -> dict[str, object]:
     code, number = next(
         (code, number) for cls, code, number in _ERROR_NUMBERS if isinstance(error, cls)
     )
+    number = _DISABLED_NUMBERS.get(error.message, number)
     return {"code": code, "err_code": number, "description": error.message[:DESCRIPTION_MAX]}
 
 

@@ -1,7 +1,18 @@
 """Metrics of a cluster: replicas behind, leaders, elections, and the reason for not ready."""
 
+from types import SimpleNamespace
+
+import pytest
+
 from strandline.broker.cluster import cluster_metrics
-from strandline.core.metadata.image import PartitionImage
+from strandline.config import StreamConfig
+from strandline.core.metadata.image import (
+    BrokerImage,
+    MetadataImage,
+    PartitionImage,
+    StreamImage,
+)
+from strandline.core.replication.effects import RejectReason
 
 
 async def figures_of(cluster, number):
@@ -128,3 +139,71 @@ async def test_a_broker_that_was_removed_says_so(cluster, kit):
     await operations.drain(3, is_on=True)
     await operations.remove(3)
     await kit.until(lambda: "was removed from the cluster" in cluster.brokers[3].why_not_ready)
+
+
+class Drivers:
+    """Replicas at broker 1: each with image, whether it is led, has a way, why it rejects."""
+
+    me = 1
+
+    def __init__(self, *shapes):
+        self.shapes = dict(enumerate(shapes))
+        self.drivers = {
+            log_id: SimpleNamespace(
+                replica=SimpleNamespace(leader=object() if led else None, reject_reason=rejection)
+            )
+            for log_id, (_, led, _, rejection) in self.shapes.items()
+        }
+
+    def given(self, log_id):
+        return self.shapes[log_id][0]
+
+    def has_way(self, log_id):
+        return self.shapes[log_id][2]
+
+
+def copy(*, leader=2, isr=(1, 2), adding=()):
+    return PartitionImage(log_id=1, replicas=(1, 2), leader=leader, isr=isr, adding=adding)
+
+
+FINE = (copy(), False, True, None)
+LED = (copy(leader=1), True, True, None)
+FEW = RejectReason.NOT_ENOUGH_REPLICAS
+
+
+@pytest.mark.parametrize(
+    ("shapes", "why"),
+    [
+        ([], ""),
+        ([FINE, LED], ""),
+        ([FINE, (copy(leader=1), False, True, None)], "1 leaderships here have not begun yet"),
+        ([FINE, (copy(isr=(2,)), False, True, None)], "1 of 2 copies here are not in sync yet"),
+        ([(None, False, True, None)], "1 of 1 copies here are not in sync yet"),
+        ([(copy(isr=(2,), adding=(1,)), False, True, None)], ""),
+        ([FINE, (copy(), False, False, None)], "no controller: 1 of 2 copies here take no records"),
+        (
+            [LED, (copy(leader=1), True, True, FEW), (copy(isr=(2,)), False, True, None)],
+            "1 partitions led here take no records",
+        ),
+        ([LED, (copy(leader=1), True, True, RejectReason.RESIGNING)], ""),
+    ],
+)
+def test_a_broker_says_what_its_copies_lack(shapes, why):
+    """The worst first; a copy that is being added may lag."""
+    found = cluster_metrics.why_behind(Drivers(*shapes))
+    assert found.startswith(why)
+    assert bool(found) is bool(why)
+
+
+def test_partitions_without_a_leader_in_service_are_offline():
+    """Whether there is none, or it is fenced."""
+    image = MetadataImage()
+    for number in (1, 2):
+        image = image.with_broker(
+            BrokerImage(id=number, directory_id="d", incarnation="r", is_fenced=number == 2)
+        )
+    partitions = tuple(copy(leader=leader) for leader in (1, 2, None, 1))
+    stream = StreamImage(
+        config=StreamConfig(name="s", subject="s"), created_ns=1, partitions=partitions
+    )
+    assert cluster_metrics._offline(image.with_streams({"s": stream})) == 2

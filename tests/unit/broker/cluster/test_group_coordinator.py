@@ -100,3 +100,17 @@ async def test_every_broker_stores_consumers_at_the_coordinator(cluster):
         await others[0].keep("c.one", {"s": {0: 6}}, "later", epoch=1)
     await others[0].delete("c.one")
     assert await cluster.brokers[coordinator].consumers.list("c.") == []
+
+
+async def test_a_question_creates_no_stream(cluster):
+    """At any broker; one that has not heard of the stream yet finds out before it says no."""
+    await cluster.start(*IDS)
+    for broker in cluster.brokers.values():
+        assert await broker.groups.groups() == {}
+        assert GROUPS_STREAM not in broker.image.streams
+    await ask(cluster, "commit", "g", {"s": {0: 1}}, number=1)
+    leader = await cluster.leader(GROUPS_STREAM)
+    assert await cluster.brokers[leader].groups.groups() == {"g": 0}
+    other = next(number for number in IDS if number != leader)
+    with pytest.raises(NotLeaderError):
+        await cluster.brokers[other].groups.groups()

@@ -23,8 +23,14 @@ class Pair:
         self.is_answering = True
         self.first = PeerRpc(self.to_second)
         self.second = PeerRpc(lambda _, answer: self.to_first(answer))
-        self.orders, self.leads = RemoteMarkers(self.first), RemoteMarkers(self.second)
+        self.orders = RemoteMarkers(self.first, self.write)
+        self.leads = RemoteMarkers(self.second, self.write)
+        self.written, self.failure = [], None
         self.outcomes = []
+
+    def write(self, mark, done):
+        self.written.append(mark)
+        done(self.failure)
 
     def to_second(self, to, order):
         if to == 2:
@@ -44,22 +50,18 @@ class Pair:
 
 @pytest.fixture
 async def pair():
-    made = Pair()
-    made.leads.write_here = lambda mark, done: done(None)
-    return made
+    return Pair()
 
 
 async def test_the_leader_writes_what_was_ordered(pair):
     """It writes the requested marker, and notifies the requester."""
-    written = []
-    pair.leads.write_here = lambda mark, done: (written.append(mark), done(None))
     assert await pair.order() == [None]
-    assert written == [MARK]
+    assert pair.written == [MARK]
 
 
 async def test_why_it_was_not_written_is_told(pair):
     """In the leader's words."""
-    pair.leads.write_here = lambda mark, done: done(DiskFullError("no room"))
+    pair.failure = DiskFullError("no room")
     [failure] = await pair.order()
     assert failure.message == "no room"
 
@@ -82,10 +84,3 @@ async def test_a_lost_link_ends_an_order_once(pair):
     pair.first.answered(2, MarkerWritten(1, ""))
     await asyncio.sleep(0)
     assert len(pair.outcomes) == 1
-
-
-async def test_a_broker_that_begins_writes_nothing(pair):
-    """Before its writer of markers is set."""
-    pair.leads = RemoteMarkers(pair.second)
-    [failure] = await pair.order()
-    assert "this broker begins" in failure.message

@@ -49,8 +49,9 @@ def note_bound(broker):
     """Return the streams that a broker's front ends have bound."""
     bound = []
 
-    async def bind():
-        bound.extend(stream.config.name for stream in broker.streams())
+    async def bind(name):
+        assert name in [stream.config.name for stream in broker.streams()]
+        bound.append(name)
 
     broker.on_stream_created(bind)
     return bound

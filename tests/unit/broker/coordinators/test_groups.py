@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from strandline.broker.coordinators.groups import GROUPS_STREAM
+from strandline.broker.coordinators.runtime import RETRY_S
 from strandline.core.coordinator_effects import restore
 from strandline.errors import (
     GroupInUseError,
@@ -251,3 +252,39 @@ async def test_positions_are_there_to_be_watched(broker, make_stream):
     assert sorted(sample[:4] for sample in broker.group_positions()) == expected
     await broker.groups.delete("copies")
     assert [sample[:4] for sample in broker.group_positions()] == [("g", "s", 1, 5)]
+
+
+async def test_a_coordinator_that_cannot_start_tries_again_after_a_while(
+    broker, clock, kit, monkeypatch
+):
+    """Not at every tick: what it reads is long, and the cause lasts."""
+    await broker.groups.commit("g", {"s": {0: 1}}, number=1)
+    coordinator, tries, maker = broker.groups, [], broker.groups.maker
+
+    def failing():
+        tries.append(clock.monotonic_ms())
+        raise UnavailableError("the disk is slow")
+
+    monkeypatch.setattr("strandline.broker.coordinators.runtime.TICK_S", 0.001)
+    monkeypatch.setattr(coordinator, "maker", failing)
+    coordinator._resign(UnavailableError("led elsewhere"))
+    await kit.until(lambda: tries)
+    await asyncio.sleep(0.1)
+    assert len(tries) == 1
+    clock.advance_ms(1000 * RETRY_S)
+    await kit.until(lambda: len(tries) == 2)
+    monkeypatch.setattr(coordinator, "maker", maker)
+    clock.advance_ms(1000 * RETRY_S)
+    await kit.until(lambda: coordinator.term is not None)
+
+
+async def test_a_question_creates_no_stream(broker):
+    """Listing, describing and reading of groups that nobody has used; a commit then creates it."""
+    assert await broker.groups.groups() == {}
+    assert await broker.groups.committed_offsets("g") == {}
+    assert await broker.groups.consumers("") == []
+    with pytest.raises(UnknownGroupError):
+        await broker.groups.describe("g", must_be_decided=False)
+    assert GROUPS_STREAM not in broker.image.streams
+    await broker.groups.commit("g", {"s": {0: 1}}, number=1)
+    assert await broker.groups.groups() == {"g": 0}

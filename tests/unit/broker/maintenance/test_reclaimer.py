@@ -11,6 +11,7 @@ from strandline.broker.maintenance.reclaimer import SpaceReclaimer
 from strandline.config import BrokerConfig, JournalConfig, StreamConfig
 from strandline.errors import DiskFullError, OffsetOutOfRangeError
 from strandline.storage.disk import Disk
+from strandline.storage.log_start import START_NAME, parse_start
 
 SEGMENT_BYTES = 1 << 20
 SLOW = ("unlink", "remove_large", "truncate", "sync_directory", "remove_directory", "write_durably")
@@ -192,3 +193,23 @@ def test_closing_finishes_the_removal_in_progress():
     assert begun.wait(10)
     reclaimer.close()
     assert done == ["first"]
+
+
+async def test_a_start_that_a_full_disk_rejected_is_stored_once_there_is_room(broker, fill):
+    """A restart would bring the records back, whose files are gone."""
+    partition = await fill()
+    log, noted = partition.log, []
+    note_start = log.note_start
+
+    def full_at_first(offset):
+        noted.append(offset)
+        if len(noted) == 1:
+            raise DiskFullError("no space left")
+        note_start(offset)
+
+    log.note_start = full_at_first
+    end = log.segments[-1].base_offset
+    await broker.reclaimer.truncate_before(log, end)
+    assert noted == [end, end]
+    stored = (log.directory / START_NAME).read_bytes()
+    assert parse_start(stored) == end

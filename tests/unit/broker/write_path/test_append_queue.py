@@ -89,3 +89,19 @@ async def test_what_is_gathered_is_rejected_if_the_disk_fails(broker, partition,
     await kit.until(lambda: broker.committer.append_queue._gathering)
     broker.committer.poison(LogPoisonedError("the disk failed"))
     assert isinstance(answers.errors[0], LogPoisonedError)
+
+
+async def test_the_bytes_ahead_count_what_each_record_costs(broker, partition, answers, kit):
+    """An estimate that is too low lets the journal run out of room in the middle."""
+    queue, limits = broker.committer.append_queue, broker.admission.limits
+    assert queue.bytes_ahead() == 0
+    for count in (1, 3):
+        for number in range(count):
+            kit.put(partition, answers, f"{count}.{number}", value=bytes(100))
+        partition.pending._open = None
+    sizes = [batch.size for batch in partition.pending.batches]
+    costs = takes.BATCH_OVERHEAD_BYTES * 2 + takes.RECORD_OVERHEAD_BYTES * 4
+    assert queue.bytes_ahead() == sum(sizes) + costs
+    assert queue.bytes_max >= queue.bytes_ahead()
+    assert limits.commit_records > 4
+    await answers.wait(4)

@@ -1,5 +1,7 @@
 """Chunks: records with an offset that wait to become a batch."""
 
+from types import SimpleNamespace
+
 import pyarrow as pa
 
 from strandline.broker.write_path.pending import (
@@ -82,3 +84,24 @@ def test_an_arrow_chunk_stays_as_it_came():
         ("default", b"a"),
         ("default", b"b"),
     ]
+
+
+def test_a_group_commit_takes_up_to_its_limits_and_at_least_one():
+    """Batches that fill a limit exactly are within it."""
+    for bytes_max, records_max, count in (
+        (0, 0, 1),
+        (200, 99, 2),
+        (199, 99, 1),
+        (999, 4, 2),
+        (999, 3, 1),
+        (300, 6, 3),
+    ):
+        queue = PendingQueue()
+        for base in (0, 2, 4):
+            queue.batches.append(SimpleNamespace(size=100, count=2, base=base))
+        queue._open = queue.batches[-1]
+        taken, size, records = queue.take(bytes_max, records_max)
+        assert [each.base for each in taken] == [0, 2, 4][:count]
+        assert (size, records) == (100 * count, 2 * count)
+        assert len(queue.batches) == 3 - count
+        assert (queue._open is None) is (count == 3)

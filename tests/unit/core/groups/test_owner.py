@@ -3,6 +3,7 @@
 import pytest
 
 from strandline.core.coordinator_effects import Answer, EntriesStored, Reject, Store
+from strandline.core.groups import coordinator as coordinator_module
 from strandline.core.groups import events as ev
 from strandline.core.groups.coordinator import GroupCoordinator
 from strandline.core.groups.state import GroupsState, decode_entry, encode_entry
@@ -80,3 +81,28 @@ def test_the_static_member_of_a_principal_is_succeeded_by_its_own():
     run = Run()
     run.join("m", owner="ann", instance="i")
     assert run.join("again", owner="ann", instance="i").partitions == HELD
+
+
+REQUESTS = {
+    "join": lambda group: ev.Join("t", group, "m", ("s",), 1000),
+    "commit": lambda group: ev.Commit("t", group, {"s": {0: 5}}),
+    "consumer": lambda group: ev.KeepConsumer("t", group, {"s": {0: 5}}, "{}", is_new=True),
+}
+
+
+@pytest.mark.parametrize("kind", REQUESTS)
+def test_there_are_groups_enough_at_some_point(kind, monkeypatch):
+    """Whatever would create one more is rejected; those that exist go on."""
+    monkeypatch.setattr(coordinator_module, "GROUPS_MAX", 2)
+    run, made = Run(), REQUESTS[kind]
+
+    def answers(group):
+        effects = run.coordinator.step(made(group), 0)
+        stored = [each for each in effects if isinstance(each, Store)]
+        if stored:
+            effects += run.coordinator.step(EntriesStored(stored[-1].sequence), 0)
+        return [type(each) for each in effects if isinstance(each, Answer | Reject)]
+
+    assert [answers(group) for group in ("a", "b", "c")] == [[Answer], [Answer], [Reject]]
+    if kind == "commit":
+        assert answers("a") == [Answer]

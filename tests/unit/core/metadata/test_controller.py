@@ -457,3 +457,16 @@ def test_a_drained_broker_and_an_impaired_one_do_not_pass_a_leadership_to_and_fr
     impair(work, 2)
     assert work.decide() == []
     assert work.made.partition().leader == 1
+
+
+def test_a_partition_that_stays_does_not_keep_those_after_it(office):
+    """One without another replica in sync, in the middle, is passed over."""
+    work = office(3, (1, 2, 3), (1, 2, 3), (1, 2, 3))
+    for number in (0, 1):
+        work.made.isr(1, number=number)
+    work.hear(1, 2, 3)
+    work.made.must(BeginShutdown(work.made.run(1)))
+    assert work.decide() == ["ElectLeader handover"]
+    leaders = [work.made.partition(number).leader for number in range(3)]
+    assert leaders[:2] == [1, 1]
+    assert leaders[2] in (2, 3)

@@ -60,7 +60,10 @@ def test_an_earlier_sequence_is_not_applied(session):
     after, outcome = apply_entry(image, Proposed(client, 2, AllocateProducerIds(1)))
     assert outcome.reason == "sequence_passed"
     assert after is image
-    assert apply_entry(image, Proposed(client, 0, AllocateProducerIds(1)))[0] is image
+    for later in (image, session[0]):
+        after, outcome = apply_entry(later, Proposed(client, 0, AllocateProducerIds(1)))
+        assert outcome.reason == "sequence_passed"
+        assert after is later
 
 
 def test_the_session_not_used_for_longest_is_forgotten(session):
@@ -168,3 +171,12 @@ def test_bytes_that_are_no_snapshot_are_rejected(data):
     for decode in (decode_image, decode_json):
         with pytest.raises(InvalidRecordError):
             decode(data)
+
+
+def test_sessions_have_consecutive_ids(session):
+    """No id is used twice, and none is left out."""
+    image, client = session
+    for number in range(1, 4):
+        image, opened = apply_entry(image, OpenSession())
+        assert opened.value == client + number
+    assert image.next_client_id == client + 4

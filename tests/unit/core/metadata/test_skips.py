@@ -37,3 +37,12 @@ def test_an_impossible_offset_is_rejected(cluster):
     made.must(SkipTo(made.at(), 100))
     for offset in (-1, 0, 100, OFFSET_MAX + 1):
         assert made.do(SkipTo(made.at(), offset)).reason == "limit"
+
+
+def test_the_last_offset_is_possible(cluster):
+    """And so is the first one beyond the log's start."""
+    made = cluster()
+    made.create("s", (1, 2, 3))
+    for offset in (1, OFFSET_MAX):
+        made.must(SkipTo(made.at(), offset))
+        assert made.partition().log_start_offset == offset

@@ -152,3 +152,17 @@ def test_all_of_the_messages_of_nats_itself_are_not_stored(subject):
         check_stream_config(
             StreamConfig(name="s", subject=subject, pub_ack=False), is_cluster=False
         )
+
+
+@pytest.mark.parametrize(
+    ("replicas", "min_isr", "works"),
+    [(1, 1, True), (7, 7, True), (8, 1, False), (0, 1, False), (3, 0, False), (3, 4, False)],
+)
+def test_replicas_have_limits(replicas, min_isr, works):
+    """One to seven, of which at least one and at most all have to be in sync."""
+    config = StreamConfig(name="s", subject="s", replicas=replicas, min_isr=min_isr)
+    if works:
+        check_stream_config(config, is_cluster=True)
+        return
+    with pytest.raises(InvalidConfigError, match=r"replicas is|min_isr is"):
+        check_stream_config(config, is_cluster=True)

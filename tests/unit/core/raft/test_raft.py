@@ -413,3 +413,34 @@ def test_one_ready_at_a_time():
     raft.persisted(ready)
     with pytest.raises(AssertionError, match="once"):
         raft.persisted(ready)
+
+
+@pytest.mark.parametrize(
+    ("terms", "prev", "hint"),
+    [
+        ((1, 1, 4, 4, 4), (5, 3), 2),  # terms that the leader lacks
+        ((1, 1, 1), (7, 3), 3),  # all that there is may agree
+        ((1, 2, 2), (3, 3), 2),  # the one before
+        ((1, 2, 3), (2, 1), 1),
+    ],
+)
+def test_the_last_entry_that_may_agree_is_named(terms, prev, hint):
+    """No further back than needed, or entries are sent in vain."""
+    raft = member(terms=terms, hard=(6, None))
+    tell(raft, 2, AppendEntries(6, *prev, 0))
+    [(_, reply)] = settle(raft)
+    assert (reply.accepted, reply.hint) == (False, hint)
+
+
+def test_a_leader_sends_heartbeats_at_its_interval():
+    """Neither sooner nor later, also while nothing is proposed."""
+    raft = elected()
+    for other in (2, 3):
+        accept(raft, other)
+    settle(raft)
+    sent = []
+    for _ in range(3 * SETTINGS.heartbeat_ticks):
+        raft.tick()
+        sent.append(len(settle(raft)))
+    waiting = [0] * (SETTINGS.heartbeat_ticks - 1)
+    assert sent[-2 * SETTINGS.heartbeat_ticks :] == [*waiting, 2, *waiting, 2]

@@ -5,6 +5,7 @@ import pytest
 from strandline.core.replication import effects as fx
 from strandline.core.replication import events as ev
 from strandline.core.replication.messages import Diverged, Fenced, FetchRange, Range, Replicate
+from strandline.core.replication.repair import Repairs
 
 from .conftest import ref
 
@@ -88,3 +89,35 @@ def test_batches_that_were_read_are_sent(follower):
 def test_nothing_is_lent_across_epochs(follower):
     """The other's log may be another."""
     assert follower.step(ev.Received(3, FetchRange(1, 2, 4)), 0) == [fx.Send(3, Fenced(2))]
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "wanted"),
+    [
+        (0, 10, (3, 5)),
+        (3, 5, (3, 5)),
+        (4, 10, (4, 5)),
+        (0, 4, (3, 4)),
+        (5, 10, None),
+        (0, 3, None),
+        (4, 4, None),
+    ],
+)
+def test_only_what_is_still_in_the_log_is_repaired(start, end, wanted):
+    """A range that was truncated or deleted is forgotten, a part of it stays."""
+    repairs = Repairs(resend_ms=100)
+    repairs.note(3, 5)
+    repairs.ask([1], 1, 0)
+    assert repairs.deadline_ms == 100
+    repairs.forget_outside(start, end)
+    assert repairs.wanted == wanted
+    assert (repairs.deadline_ms is None) == (repairs.wanted is None)
+
+
+def test_the_lowest_range_comes_first_and_each_once():
+    """Reports come in any order, and again."""
+    repairs = Repairs(resend_ms=100)
+    assert repairs.wanted is None
+    for found in ((7, 9), (3, 5), (7, 9)):
+        repairs.note(*found)
+    assert repairs._corrupt == [(3, 5), (7, 9)]

@@ -121,3 +121,15 @@ def test_what_was_aborted_is_listed_for_a_range():
     assert index.aborted_between(4, 20) == (Aborted(1, 0, 5),)
     assert index.aborted_between(5, 20) == ()
     assert index.aborted_between(24, 30) == (Aborted(3, 20, 25),)
+
+
+def test_a_transaction_that_replaces_another_begins_where_it_begins():
+    """Those of others that began meanwhile come before it, and hold readers back."""
+    index = TransactionIndex(0)
+    index.note(BEGIN, TransactionalProducer(1, 0), 2)
+    index.note(BEGIN, TransactionalProducer(2, 0), 4)
+    index.note(BEGIN, TransactionalProducer(1, 1), 6)
+    assert index.last_stable_offset(9) == 4
+    assert [at for at in range(9) if index.is_aborted(1, at)] == [2, 3, 4, 5]
+    index.note(COMMIT, TransactionalProducer(2, 0), 7)
+    assert index.last_stable_offset(9) == 6

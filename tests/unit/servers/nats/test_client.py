@@ -56,6 +56,7 @@ class ScriptedLink:
         self.writer = writer
         self.lines = []
         self.published = []
+        self.replies = []
         self.pings = 0
         self.changed = asyncio.Condition()
 
@@ -69,6 +70,7 @@ class ScriptedLink:
                 words = line.split()
                 body = await self.reader.readexactly(int(words[-1]) + 2)
                 self.published.append((words[1], body[:-2]))
+                self.replies.append(words[2] if len(words) == 4 else None)
             else:
                 self.lines.append(line)
             async with self.changed:
@@ -110,12 +112,12 @@ async def subscribe(broker, server):
     """A function that starts a subscriber on the scripted server."""
     started = []
 
-    async def start(urls=None):
+    async def start(urls=None, **settings):
         ingest = MessageIngest(
             broker.clock, broker.routes, broker.admission, backpressure=Backpressure(1 << 20)
         )
         broker.on_answered(ingest.send_answers)
-        each = NatsClient(broker, ingest=ingest)
+        each = NatsClient(broker, ingest=ingest, **settings)
         started.append(each)
         await each.start(urls or [f"127.0.0.1:{server.port}"], bindings(broker))
         return each
@@ -305,6 +307,48 @@ async def test_the_controller_answers_for_partitions_that_nobody_leads(
     (to, body), (inbox, _) = link.published
     assert (to, inbox) == (b"r", b"inbox")
     assert json.loads(body)["error"]["code"] == 503
+
+
+@pytest.mark.parametrize(
+    "answer", [b"MSG %b replies 0\r\n\r\n", b"HMSG %b replies 16 16\r\nNATS/1.0 503\r\n\r\n\r\n"]
+)
+async def test_other_servers_know_a_subscription_once_other_brokers_answer(
+    server, subscribe, until, answer
+):
+    """The request follows the subscriptions on every route; who is away has no responder."""
+    each = await subscribe()
+    link = await server.next_link()
+    syncing = asyncio.create_task(each.synced([b"peer.2", b"peer.3"]))
+    await link.until(lambda: len(link.published) == 2)
+    assert link.published == [(b"peer.2", b""), (b"peer.3", b"")]
+    for reply in link.replies:
+        await asyncio.sleep(0.05)
+        assert not syncing.done()
+        link.writer.write(answer % reply)
+    await until(syncing.done)
+    await syncing
+
+
+async def test_a_broker_that_does_not_answer_is_not_waited_for_long(
+    server, subscribe, monkeypatch, caplog
+):
+    """Creations go on while another broker is stuck."""
+    monkeypatch.setattr(subscriber_module, "PEER_TIMEOUT_S", 0.05)
+    each = await subscribe()
+    await server.next_link()
+    async with asyncio.timeout(5):
+        await each.synced([b"peer.2"])
+    assert "not known at every nats-server yet: no answer in time" in caplog.text
+
+
+async def test_other_brokers_are_answered(server, subscribe):
+    """Their request says that what they subscribed to before is known at our server."""
+    await subscribe(peer_subject=b"peer.1")
+    link = await server.next_link()
+    assert b"SUB peer.1 peers" in link.lines
+    link.writer.write(b"MSG peer.1 peers _INBOX.x 0\r\n\r\nMSG peer.1 peers 0\r\n\r\n")
+    await link.until(lambda: link.published)
+    assert link.published == [(b"_INBOX.x", b"")]
 
 
 async def test_reconnects_and_subscribes_again(broker, server, subscribe):

@@ -60,12 +60,12 @@ async def test_new_streams_are_bound_and_deleted_ones_let_go(broker, start, conn
     """Once ``synced``, a stream created a moment ago records; a deleted one has no responders."""
     front_end = await start()
     (partition,) = broker.add("S", "late")
-    await front_end.synced()
+    await front_end.synced("S")
     for port in (front_end.nats_port, front_end.ingest_port):
         await (await connect(port)).jetstream().publish("late", b"x")
     assert len(partition.records) == 2
     broker.drop("S")
-    await front_end.synced()
+    await front_end.synced("S")
     for port in (front_end.nats_port, front_end.ingest_port):
         with pytest.raises(nats.js.errors.NoStreamResponseError):
             await (await connect(port)).jetstream().publish("late", b"x")
@@ -81,7 +81,8 @@ async def test_streams_of_a_queue_group_share_through_nats_server(broker, start,
     for _ in range(60):
         await client.publish("q", b"x")
     await flushed(client)
-    await front_end.synced()
+    for name in "ABC":
+        await front_end.synced(name)
     assert len(a.records) + len(b.records) == 60
     assert a.records
     assert b.records
@@ -95,7 +96,7 @@ async def test_own_acks_are_not_recorded(broker, start, connect):
     js = (await connect(front_end.nats_port)).jetstream()
     for _ in range(3):
         await js.publish("x", b"1")
-    await front_end.synced()
+    await front_end.synced("S")
     assert [r.subject for r in partition.records] == ["x"] * 3
 
 
@@ -117,8 +118,8 @@ async def test_servers_of_the_user_instead_of_a_child(broker, start, connect, fl
     client = await connect(other.nats_port)
     await client.publish("a", b"x")
     await flushed(client)
-    await front_end.synced()
-    await other.synced()
+    await front_end.synced("S")
+    await other.synced("S")
     assert len(partition.records) == 2
 
 

@@ -15,12 +15,13 @@ from strandline.record.envelope import AckPolicy, EnvelopeMessage, decode_ack, e
 from strandline.servers.nats.backpressure import Backpressure
 from strandline.servers.nats.headers import encode_headers
 from strandline.servers.nats.ingest import (
+    DISABLED_HEADERS,
     UNSUPPORTED_HEADERS,
     MessageIngest,
     ParsedMessage,
     interpret,
 )
-from strandline.servers.nats.replies import EnvelopeResponder, error_reply
+from strandline.servers.nats.replies import EnvelopeResponder, error_body, error_reply
 
 
 def block(*pairs):
@@ -85,6 +86,15 @@ def test_expected_last_sequence_must_be_a_number(value):
 def test_unsupported_headers_are_rejected(name):
     """Unsupported JetStream headers are rejected, not ignored."""
     assert name in interpret(block((name, b"1")), b"").rejection.message
+
+
+@pytest.mark.parametrize("name", sorted(DISABLED_HEADERS))
+def test_headers_of_features_that_are_off_are_rejected_as_by_jetstream(name):
+    """With its text and number, by which stock clients know what is missing."""
+    rejection = interpret(block((name, b"1")), b"").rejection
+    body = error_body(rejection)
+    assert body["description"] == DISABLED_HEADERS[name]
+    assert (body["code"], body["err_code"]) in {(400, 10166), (400, 10168), (400, 10188)}
 
 
 def test_malformed_headers_are_rejected():

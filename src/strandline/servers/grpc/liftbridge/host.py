@@ -83,8 +83,7 @@ class Host:
         Raises:
             UnavailableError: the newest metadata cannot be read.
         """
-        if isinstance(self.broker, ClusterBroker):
-            await self.broker.membership.newest.know()
+        await self.broker.know_newest()
 
     def partition(self, stream: str, number: int) -> Partition | None:
         """Return a partition, if it exists."""

@@ -19,9 +19,9 @@ from strandline.errors import InvalidSubjectError, OffsetOutOfRangeError
 from strandline.reading.cursor import Cursor, PartitionRange
 from strandline.reading.descending import DescendingCursor
 from strandline.record.batch import read_header
-from strandline.record.codec import decode_batches
+from strandline.record.codec import decode_batches, decode_record
 from strandline.record.decode import walk
-from strandline.record.subjects import subject_matches, validate_subject
+from strandline.record.subjects import has_wildcard, subject_matches, validate_subject
 from strandline.servers.nats.jetstream.errors import (
     BAD_REQUEST,
     UNAVAILABLE,
@@ -33,6 +33,7 @@ from strandline.servers.nats.jetstream.messages import (
     COLUMNS,
     MessageRun,
     StoredMessage,
+    header_block,
     joined,
     run_of,
 )
@@ -64,9 +65,47 @@ def check_pattern(pattern: str) -> None:
 
 def message_at(partition: Partition, offset: int) -> StoredMessage | None:
     """Return the record at an offset, or None if it is not there or was removed."""
-    if not partition.log_start_offset <= offset < partition.last_stable_offset:
+    retention, end = partition.retention, partition.last_stable_offset
+    if not partition.log_start_offset <= offset < end:
         return None
-    return _first(partition, offset, offset + 1)
+    if retention is not None:
+        retention.catch_up(end)
+    try:
+        # One record is looked up sooner than all that retention keeps of its batch.
+        at = Offset(offset)
+        buffer = partition.committed.read(at, 1, below=Offset(at + 1), with_replaced=True)
+    except OffsetOutOfRangeError:
+        if offset >= partition.log_start_offset:
+            raise
+        return None  # it was just deleted
+    record = decode_record(buffer, offset)
+    if record is None:
+        return None
+    if retention is not None and not retention.is_kept(record.subject, offset):
+        return None
+    block = header_block(record.key, record.headers)
+    time_ns, value = record.timestamp_ns, record.value or b""
+    return StoredMessage(offset + 1, record.subject, time_ns, block, value)
+
+
+def is_at_hand(partition: Partition, offset: int) -> bool:
+    """Return whether ``message_at`` returns at once: it waits for no device."""
+    retention, end = partition.retention, partition.last_stable_offset
+    if not partition.log_start_offset <= offset < end:
+        return True
+    is_current = retention is None or retention.is_current(end)
+    return is_current and partition.log.is_at_hand(offset)
+
+
+def last_at_hand(partition: Partition, subject: str) -> int | None:
+    """Return the offset of a subject's newest record if that is known at once; -1: there is none.
+
+    None: it is not known, or the subject is a pattern.
+    """
+    retention = partition.retention
+    if retention is None or has_wildcard(subject):
+        return None
+    return retention.last(subject) if retention.is_current(partition.last_stable_offset) else None
 
 
 def messages_at(partition: Partition, offsets: list[int]) -> dict[int, StoredMessage | None]:

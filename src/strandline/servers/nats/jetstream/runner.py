@@ -69,8 +69,11 @@ STORE_REST_MS: Final = 0.001
 """How long no state is stored after another, for each pending record: a durable consumer stores all
 of them each time, which takes about a tenth of this on the event loop."""
 FULL_REST_MS: Final = 0.008
-"""The same for each record of the limit of pending ones, where half of them or more are pending."""
+"""The same for each record of the limit of pending ones, where few more can be pending."""
 FULL_REST_MS_MAX: Final = 4.0
+FULL_SHARE: Final = 0.75
+"""The share of the limit from which on that holds. A client that keeps 500 messages ahead, and so
+has about 500 pending, would wait for each rest."""
 STORE_REST_MS_MIN: Final = 1.0
 """A shorter rest saves nothing."""
 LAZY_STORE_MS: Final = 50.0
@@ -492,7 +495,7 @@ class ConsumerRunner:
         """The time after a store in which no other begins, so that the next one has more to do."""
         pending, limit = len(self.kept.state.pending), self.core.policy.max_ack_pending
         rest_ms = pending * STORE_REST_MS
-        if pending * 2 >= limit:
+        if pending >= limit * FULL_SHARE:
             # Else each of the few acknowledgements that come together costs a store.
             rest_ms = max(rest_ms, min(FULL_REST_MS_MAX, limit * FULL_REST_MS))
         return rest_ms

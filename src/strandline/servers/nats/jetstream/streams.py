@@ -55,6 +55,8 @@ from strandline.servers.nats.jetstream.messages import StoredMessage
 from strandline.servers.nats.jetstream.records import (
     SUBJECTS_PER_PAGE,
     check_pattern,
+    is_at_hand,
+    last_at_hand,
     last_message,
     message_at,
     next_message,
@@ -404,7 +406,7 @@ class StreamCalls:
         match body:
             case GetRequest(last_by_subj=str(pattern)) if pattern and not body.seq:
                 check_pattern(pattern)
-                found = await self._api.on_thread(last_message, partition, pattern)
+                found = await self._last(partition, pattern)
             case GetRequest(next_by_subj=str(pattern)) if pattern:
                 check_pattern(pattern)
                 start = max(0, (body.seq or 1) - 1)
@@ -412,12 +414,25 @@ class StreamCalls:
             case GetRequest(start_time=str(text)) if text and not body.seq:
                 found = await self._api.on_thread(_message_from, partition, text)
             case GetRequest(seq=int(sequence)) if sequence:
-                found = await self._api.on_thread(message_at, partition, sequence - 1)
+                found = await self._at(partition, sequence - 1)
             case _:
                 reject(BAD_REQUEST)
         if found is None:
             reject(NO_MESSAGE)
         return found
+
+    async def _at(self, partition: Partition, offset: int) -> StoredMessage | None:
+        """Return the message at an offset; a thread reads it only if that takes long."""
+        if is_at_hand(partition, offset):
+            return message_at(partition, offset)
+        return await self._api.on_thread(message_at, partition, offset)
+
+    async def _last(self, partition: Partition, pattern: str) -> StoredMessage | None:
+        """Return the last message of a pattern; a thread looks for it only if that takes long."""
+        offset = last_at_hand(partition, pattern)
+        if offset is None:
+            return await self._api.on_thread(last_message, partition, pattern)
+        return await self._at(partition, offset)
 
 
 def _message_from(partition: Partition, text: str) -> StoredMessage | None:

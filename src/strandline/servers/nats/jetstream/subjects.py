@@ -4,12 +4,15 @@ Rules: operations are told apart first, so a stream may have the name of one. A 
 operation known here, or lacks a name, is an operation without a name of its own.
 """
 
-import re
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from strandline.speedups import ack_numbers
+from strandline.speedups.pure import ACK_NUMBERS
+
 PREFIX: Final = "$JS.API."
 ACK_PREFIX: Final = "$JS.ACK."
+_ACKS: Final = ACK_PREFIX.encode()
 FLOW_PREFIX: Final = "$JS.FC."
 GROUP_PREFIX: Final = "js/"
 """Of the names of consumers' groups: ``js/stream/consumer``."""
@@ -17,12 +20,6 @@ ACK_TOKENS: Final = 7
 FLOW_TOKENS: Final = 3
 DIGITS_MAX: Final = 20
 TYPE_PREFIX: Final = "io.nats.jetstream.api.v1."
-
-
-_NUMBER: Final = rb"[0-9]{1,%d}" % DIGITS_MAX
-_ACKS: Final = re.compile(
-    rb"^\$JS\.ACK\.([^.\n]+\.[^.\n]+)\.%b\.(%b)\.(%b)\.%b\.%b$" % ((_NUMBER,) * 5), re.MULTILINE
-)
 
 
 class Operation(NamedTuple):
@@ -114,13 +111,16 @@ def parse_acks(subjects: Sequence[bytes]) -> dict[tuple[str, str], list[tuple[in
     Returns:
         By stream and consumer, in order: the sequences of each record and of its delivery.
     """
-    found: dict[bytes, list[tuple[int, int]]] = {}
-    for names, sequence, delivery in _ACKS.findall(b"\n".join(subjects)):
-        found.setdefault(names, []).append((int(sequence), int(delivery)))
+    found: dict[bytes, list[bytes]] = {}
+    for subject in subjects:
+        found.setdefault(subject.rsplit(b".", ACK_NUMBERS)[0], []).append(subject)
     acks = {}
-    for names, numbers in found.items():
-        stream, _, consumer = names.decode(errors="replace").partition(".")
-        acks[stream, consumer] = numbers
+    for beginning, several in found.items():
+        stream, _, consumer = beginning.removeprefix(_ACKS).decode(errors="replace").partition(".")
+        is_one = beginning.startswith(_ACKS) and stream and consumer and "." not in consumer
+        numbers = ack_numbers(several, len(beginning) + 1) if is_one else None
+        if numbers:
+            acks[stream, consumer] = numbers
     return acks
 
 

@@ -13,6 +13,8 @@ from strandline.record.codec import Stamp, encode_records
 from strandline.record.decode import walk
 from strandline.servers.nats.jetstream.records import (
     PORTION_BYTES,
+    is_at_hand,
+    last_at_hand,
     message_at,
     messages_at,
     newest_offset,
@@ -23,14 +25,17 @@ from strandline.storage.log import Log
 from strandline.types import LeaderEpoch, LogId, Offset, PartitionName
 
 
-class CountingPartition(Partition):
-    """A partition that notes which batches are read."""
+def count_reads(partition):
+    """Note which batches of a partition are read."""
+    read, partition.seen = partition.committed.read, []
 
-    def read(self, offset, bytes_max, *, below=None):
-        buffer = super().read(offset, bytes_max, below=below)
+    def counted(*args, **options):
+        buffer = read(*args, **options)
         view = memoryview(buffer)
-        self.seen += [read_header(view, place).base_offset for place, _ in walk(view)]
+        partition.seen += [read_header(view, place).base_offset for place, _ in walk(view)]
         return buffer
+
+    partition.committed.read = counted
 
 
 @pytest.fixture
@@ -39,7 +44,9 @@ def partition(tmp_path):
     opened = []
 
     def make(*counts, value=b"%d", **settings):
-        log = Log.open(tmp_path / "log", disk=Disk(), segment_bytes=1 << 30, segment_age_ms=10**6)
+        log = Log.open(
+            tmp_path / f"log{len(opened)}", disk=Disk(), segment_bytes=1 << 30, segment_age_ms=10**6
+        )
         base = 0
         for count in counts:
             values = [value % offset for offset in range(base, base + count)]
@@ -48,7 +55,7 @@ def partition(tmp_path):
             log.append(batch, header_of(batch))
             base += count
         admission = Admission(LimitsConfig(), clock=ManualClock(), wake=lambda: None)
-        found = CountingPartition(
+        found = Partition(
             PartitionName("s", 0),
             StreamConfig(name="s", subject="s.>", **settings),
             log,
@@ -57,7 +64,7 @@ def partition(tmp_path):
             admission=admission,
         )
         found.commit(Offset(base))
-        found.seen = []
+        count_reads(found)
         opened.append(log)
         return found
 
@@ -80,7 +87,47 @@ def test_a_removed_record_costs_no_more(partition):
     """Nothing behind it is read."""
     many = partition(*[1] * 100, max_records_per_subject=1)
     assert message_at(many, 5) is None
-    assert not many.seen
+    assert many.seen == [5]
+
+
+def test_a_kept_record_is_found_among_those_it_replaced(partition):
+    """Also in the middle of a batch, of which the others are no longer seen."""
+    many = partition(10, 10, max_records_per_subject=1)
+    found = [message_at(many, offset) for offset in range(20)]
+    assert [each.sequence for each in found if each is not None] == list(range(14, 21))
+
+
+def test_the_newest_record_of_a_subject_is_known_at_once(partition):
+    """Without a file: if retention counts subjects, and little of the log is new."""
+    few = partition(10, max_records_per_subject=1)
+    assert (last_at_hand(few, "s.2"), last_at_hand(few, "other")) == (9, -1)
+    assert last_at_hand(few, "s.*") is None
+    assert last_at_hand(partition(3), "s.1") is None
+
+
+@pytest.mark.parametrize("settings", [{}, {"max_records_per_subject": 1}])
+def test_a_record_is_at_hand_if_its_bytes_are_in_memory(partition, monkeypatch, settings):
+    """Not if a device would be waited for, or if its batch is large."""
+    many = partition(10, 10, value=b"%d" + bytes(100_000), **settings)
+    assert not is_at_hand(many, 15)
+    some = partition(10, 10, **settings)
+    assert is_at_hand(some, 15)
+    some.log.checkpoint()
+    some.log.flush()
+    for cached in (True, False):
+        monkeypatch.setattr(Disk, "is_cached", lambda *_, found=cached: found)
+        assert is_at_hand(some, 15) is cached
+    assert is_at_hand(some, 20), "it does not exist"
+
+
+def test_a_log_that_is_not_applied_yet_is_not_at_hand(partition, monkeypatch):
+    """To apply much of it takes long."""
+    many = partition(*[10] * 10, max_records_per_subject=1)
+    monkeypatch.setattr("strandline.broker.read_path.subject_retention.INLINE_BYTES", 100)
+    assert not is_at_hand(many, 99)
+    assert last_at_hand(many, "s.1") is None
+    many.retention.catch_up(100)
+    assert is_at_hand(many, 99)
 
 
 def test_the_next_record_is_found_near_its_place(partition):

@@ -75,8 +75,7 @@ class Bench:
             max_waiting=512,
             num_replicas=1,
             ack_wait=ACK_WAIT_MS * 1_000_000,
-            max_ack_pending=10_000,
-            **settings,
+            **{"max_ack_pending": 10_000, **settings},
         )
         state = ConsumerState(
             delivered_stream=pending,
@@ -253,11 +252,19 @@ async def test_a_large_state_is_stored_less_often(bench):
     assert len(consumer.stored) <= took_ms / rest_ms + 2
 
 
-async def test_a_small_state_is_stored_at_once(bench):
-    """Nobody waits for a rest that saves nothing."""
-    consumer = bench(100, pending=100)
+@pytest.mark.parametrize(("pending", "limit"), [(100, 10_000), (700, 1_000)])
+async def test_a_small_state_is_stored_at_once(bench, pending, limit):
+    """Nobody waits for a rest that saves nothing; clients have half of the usual limit pending."""
+    consumer = bench(pending, pending=pending, max_ack_pending=limit)
     await acknowledge_100(consumer, lambda: None)
     assert len(consumer.stored) == 100
+
+
+async def test_few_acknowledgements_are_gathered_where_no_more_can_be_pending(bench):
+    """Else each of them would cost a store."""
+    consumer = bench(1_000, pending=1_000, max_ack_pending=1_000)
+    await acknowledge_100(consumer, lambda: None)
+    assert len(consumer.stored) < 50
 
 
 async def test_acknowledgements_without_an_answer_are_stored_together(bench):

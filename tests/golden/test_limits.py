@@ -1,0 +1,89 @@
+"""The named numbers of cores, storage and broker: formats on wire and disk, limits, defaults.
+
+``limits.txt`` lists them, so that none changes by accident: what is on disks and in other brokers
+was written with them, and limits were chosen by measurement. ``GOLDEN_UPDATE=1`` writes what is
+there now into the list: read the difference before a commit.
+"""
+
+import ast
+import importlib
+import os
+import pkgutil
+from pathlib import Path
+
+import pytest
+
+import strandline
+
+LIST = Path(__file__).with_name("limits.txt")
+AREAS = ("broker", "core", "record", "storage")
+NUMBERS = (int, float)
+
+
+def named(body, prefix):
+    """Yield the names that a module or class gives to values, with their expressions."""
+    for node in body:
+        match node:
+            case ast.ClassDef():
+                yield from named(node.body, f"{prefix}{node.name}.")
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                yield from defaults(node, prefix)
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                yield f"{prefix}{name}", value
+            case ast.AnnAssign(target=ast.Name(id=name), value=value) if value is not None:
+                yield f"{prefix}{name}", value
+
+
+def defaults(function, prefix):
+    """Yield the defaults of a function's parameters."""
+    given = function.args
+    places = [*given.posonlyargs, *given.args]
+    pairs = [*zip(places[len(places) - len(given.defaults) :], given.defaults, strict=True)]
+    pairs += zip(given.kwonlyargs, given.kw_defaults, strict=True)
+    for each, value in pairs:
+        if value is not None:
+            yield f"{prefix}{function.name}({each.arg})", value
+
+
+def numbers_of(module):
+    """Yield a line for each named number of a module."""
+    for name, value in named(ast.parse(Path(module.__file__).read_bytes()).body, ""):
+        if not any(
+            isinstance(each, ast.Constant) and isinstance(each.value, NUMBERS)
+            for each in ast.walk(value)
+        ):
+            continue
+        owner = module
+        for part in name.split("(")[0].split(".")[:-1]:
+            owner = getattr(owner, part)
+        try:
+            found = eval(
+                compile(ast.Expression(value), name, "eval"), {**vars(module), **vars(owner)}
+            )
+        except NameError:
+            continue  # of a class that is not there at run time, such as a member of an enum
+        if isinstance(found, NUMBERS) or (
+            isinstance(found, tuple) and all(isinstance(each, NUMBERS) for each in found)
+        ):
+            yield f"{module.__name__.removeprefix('strandline.')}.{name} = {found!r}"
+
+
+@pytest.mark.parametrize("area", AREAS)
+def test_numbers_with_names_change_on_purpose_only(area):
+    """Each is what the list says."""
+    package = importlib.import_module(f"strandline.{area}")
+    modules = pkgutil.walk_packages(package.__path__, f"strandline.{area}.")
+    now = sorted(
+        line for each in modules for line in numbers_of(importlib.import_module(each.name))
+    )
+    listed = LIST.read_text("utf-8").splitlines() if LIST.exists() else []
+    if os.environ.get("GOLDEN_UPDATE"):
+        others = [line for line in listed if not line.startswith(f"{area}.")]
+        LIST.write_text("\n".join(sorted([*others, *now])) + "\n", "utf-8")
+    assert now == [line for line in listed if line.startswith(f"{area}.")]
+
+
+def test_the_areas_are_packages():
+    """None was renamed."""
+    there = {each.name for each in pkgutil.iter_modules(strandline.__path__) if each.ispkg}
+    assert there.issuperset(AREAS)
