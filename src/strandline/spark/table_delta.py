@@ -93,15 +93,19 @@ class DeltaStore(TableStore):
 
         Raises:
             InvalidRequestError: there is no directory, or no readable Delta log.
+            UnavailableError: the log cannot be read now.
         """
         try:
-            table = DeltaTable(str(self.directory), storage_options=self.directory.delta_options())
+            return self._load()
         except TableNotFoundError:
             return Loaded(None)
         except OSError as error:
             raise UnavailableError(f"the Delta log of {self.directory}: {error}") from error
         except DeltaError as error:
             raise InvalidRequestError(f"{self.directory} is not a Delta table: {error}") from error
+
+    def _load(self) -> Loaded:
+        table = DeltaTable(str(self.directory), storage_options=self.directory.delta_options())
         while True:
             version, state = table.version(), _committed(table)
             # delta-rs reads the history of the newest version, under the numbers of the loaded one:
@@ -196,6 +200,13 @@ class DeltaStore(TableStore):
         del loaded
         named = DataFile(name=file.path, staged="", rows=file.rows, size_bytes=file.size_bytes)
         return self.directory.open_file(self.directory.locate(named))
+
+    def committed_at_ms(self, loaded: Loaded) -> int | None:
+        """Return the time in the log."""
+        if loaded.at is None:
+            return None
+        timestamp: int = loaded.at.history(1)[0]["timestamp"]
+        return timestamp
 
     def expire(self, *, age_s: float) -> int:
         """Remove files that the log says were replaced so long ago, by ``VACUUM``."""

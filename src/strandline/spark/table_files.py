@@ -176,6 +176,10 @@ class TableFiles(TableStore):
         )
         return self.directory.open_file(self.directory.locate(named))
 
+    def committed_at_ms(self, loaded: Loaded) -> int | None:
+        """Return the time in the manifest."""
+        return None if loaded.state is None else _manifest(loaded).committed_at_ms
+
     def expire(self, *, age_s: float) -> int:
         """Remove files replaced so long ago, and the manifests that name them."""
         limit_ms = time.time_ns() // 1_000_000 - int(age_s * 1000)

@@ -141,6 +141,11 @@ class IcebergStore(TableStore):
         del loaded
         return self.directory.open_file(file.path)
 
+    def committed_at_ms(self, loaded: Loaded) -> int | None:
+        """Return the time of the current snapshot."""
+        snapshot = loaded.at.current_snapshot() if loaded.at is not None else None
+        return None if snapshot is None else int(snapshot.timestamp_ms)
+
     def expire(self, *, age_s: float) -> int:
         """Expire snapshots and remove data files that only they had."""
         table: Table | None = self.load().at

@@ -344,6 +344,10 @@ class TableStore(ABC):
         """
 
     @abstractmethod
+    def committed_at_ms(self, loaded: Loaded) -> int | None:
+        """Return the Unix time of the newest commit, whoever made it; None: there is none."""
+
+    @abstractmethod
     def expire(self, *, age_s: float) -> int:
         """Remove what no snapshot younger than this needs; return the number of data files."""
 

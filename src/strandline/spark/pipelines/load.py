@@ -29,7 +29,7 @@ from strandline.spark.pipelines.queries import read_stream, triggered
 from strandline.spark.session import wait_for_sources
 from strandline.spark.table_log import TableState, decode_schema, refuse_other_stream
 from strandline.spark.table_open import existing_store, is_object_url
-from strandline.spark.table_store import local_path
+from strandline.spark.table_store import Loaded, TableStore, local_path
 
 _SAMPLE_RECORDS = 1000
 LOCAL_TXN_ID = "local"
@@ -76,7 +76,7 @@ def prepare_load(config: LoadPipeline, stream: str) -> PreparedLoad:
     """Check a stream and its table, and find the table's columns; errors as ``start_load``."""
     path = config.into.replace("{stream}", stream)
     identity = identity_of(stream_of(config.server, stream))
-    state = _committed(config, path)
+    state = load_table_of(config, path)[1].state
     if state is not None:
         refuse_other_stream(state, identity)
     columns = None
@@ -159,7 +159,13 @@ def table_options(
     return options
 
 
-def _committed(config: LoadPipeline, path: str) -> TableState | None:
+def load_table_of(config: LoadPipeline, path: str) -> tuple[TableStore | None, Loaded]:
+    """Return the table of a load, and what is committed to it; None: an Iceberg table not made yet.
+
+    Raises:
+        InvalidConfigError: there is no such catalog, or no such kind of path.
+        UnavailableError: the table cannot be reached.
+    """
     try:
         store = existing_store(
             path, table_format=config.format, catalog=config.catalog, storage=config.storage
@@ -167,8 +173,8 @@ def _committed(config: LoadPipeline, path: str) -> TableState | None:
     except InvalidConfigError:
         if config.format != "iceberg":
             raise
-        return None  # the table is made by the first commit
-    return store.load().state
+        return None, Loaded(None)  # the first commit makes it
+    return store, store.load()
 
 
 def first_offsets(state: TableState | None) -> str | None:
