@@ -48,6 +48,7 @@ from strandline.spark.table_log import (
 from strandline.spark.table_store import (
     Loaded,
     TableStore,
+    reason_of,
     refuse_without_records,
 )
 
@@ -100,9 +101,13 @@ class DeltaStore(TableStore):
         except TableNotFoundError:
             return Loaded(None)
         except OSError as error:
-            raise UnavailableError(f"the Delta log of {self.directory}: {error}") from error
+            raise UnavailableError(
+                f"the Delta log of {self.directory}: {reason_of(error)}"
+            ) from error
         except DeltaError as error:
-            raise InvalidRequestError(f"{self.directory} is not a Delta table: {error}") from error
+            raise InvalidRequestError(
+                f"{self.directory} is not a Delta table: {reason_of(error)}"
+            ) from error
 
     def _load(self) -> Loaded:
         table = DeltaTable(str(self.directory), storage_options=self.directory.delta_options())
@@ -163,8 +168,12 @@ class DeltaStore(TableStore):
             if is_lost_race and self._has_moved_on(after):
                 return False
             if isinstance(error, DeltaProtocolError):
-                raise InvalidRequestError(f"cannot write to {self.directory}: {error}") from error
-            raise UnavailableError(f"the Delta log of {self.directory}: {error}") from error
+                raise InvalidRequestError(
+                    f"cannot write to {self.directory}: {reason_of(error)}"
+                ) from error
+            raise UnavailableError(
+                f"the Delta log of {self.directory}: {reason_of(error)}"
+            ) from error
         return True
 
     def scan(self, loaded: Loaded) -> Iterator[pa.RecordBatch]:
@@ -178,7 +187,9 @@ class DeltaStore(TableStore):
         try:
             dataset = loaded.at.to_pyarrow_dataset()
         except DeltaError as error:
-            raise InvalidRequestError(f"{self.directory} cannot be read: {error}") from error
+            raise InvalidRequestError(
+                f"{self.directory} cannot be read: {reason_of(error)}"
+            ) from error
         yield from dataset.to_batches(columns=names)
 
     def live_files(self, loaded: Loaded) -> list[LiveFile]:
@@ -225,7 +236,7 @@ class DeltaStore(TableStore):
         try:
             return len(table.vacuum(hours, dry_run=False, enforce_retention_duration=False))
         except (DeltaError, OSError) as error:
-            raise UnavailableError(f"VACUUM of {self.directory}: {error}") from error
+            raise UnavailableError(f"VACUUM of {self.directory}: {reason_of(error)}") from error
 
     def _has_moved_on(self, after: Loaded) -> bool:
         """Return whether another writer committed since ``after`` was loaded."""
@@ -375,7 +386,7 @@ def _has_record(table: DeltaTable, values: Mapping[str, int]) -> bool:
     except DeltaError as error:
         raise InvalidRequestError(
             f"the log of {table.table_uri} was cleaned up since the last load, and its records "
-            f"cannot be read: {error}; load into another table, with a new checkpoint"
+            f"cannot be read: {reason_of(error)}; load into another table, with a new checkpoint"
         ) from error
     return found > 0
 

@@ -46,6 +46,7 @@ from strandline.spark.table_store import (
     Loaded,
     TableDirectory,
     TableStore,
+    reason_of,
     refuse_without_records,
 )
 
@@ -120,7 +121,7 @@ class IcebergStore(TableStore):
         except ValueError as error:  # the file does not fit the table
             raise _unwritable(table, reason=str(error).partition("\n")[0]) from error
         except (CommitStateUnknownException, OSError) as error:
-            raise UnavailableError(f"the catalog of {self.name}: {error}") from error
+            raise UnavailableError(f"the catalog of {self.name}: {reason_of(error)}") from error
         return True
 
     def scan(self, loaded: Loaded) -> Iterator[pa.RecordBatch]:
@@ -164,7 +165,7 @@ class IcebergStore(TableStore):
         except CommitFailedException:
             return 0  # another commit came first; the next call does it
         except (CommitStateUnknownException, OSError) as error:
-            raise UnavailableError(f"the snapshots of {self.name}: {error}") from error
+            raise UnavailableError(f"the snapshots of {self.name}: {reason_of(error)}") from error
         return len(gone)
 
 
@@ -385,4 +386,4 @@ def _reached(name: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UnavailableError(f"the catalog or metadata of {name}: {error}") from error
+        raise UnavailableError(f"the catalog or metadata of {name}: {reason_of(error)}") from error

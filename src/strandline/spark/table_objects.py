@@ -26,7 +26,7 @@ from pyarrow.fs import S3FileSystem
 
 from strandline.errors import DataLossError, InvalidConfigError, UnavailableError
 from strandline.spark.table_log import DataFile
-from strandline.spark.table_store import TableDirectory, gone
+from strandline.spark.table_store import TableDirectory, gone, reason_of
 
 if TYPE_CHECKING:
     from obstore.store import RetryConfig
@@ -275,5 +275,4 @@ class ObjectDirectory(TableDirectory):
         except (BaseError, OSError) as error:
             if isinstance(error, FileNotFoundError):
                 raise
-            reason = str(error).strip().partition("\n")[0]
-            raise UnavailableError(f"the object store of {self}: {reason}") from error
+            raise UnavailableError(f"the object store of {self}: {reason_of(error)}") from error

@@ -11,6 +11,7 @@ stores. Must not know Spark, nor what may be committed.
 """
 
 import os
+import re
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -33,6 +34,7 @@ from strandline.spark.table_log import DataFile, LiveFile, Proposal, TableState,
 META_DIRECTORY = "_strandline"
 COMMITS = f"{META_DIRECTORY}/commits"
 """The folder of a plain table's manifests."""
+_REASON_LENGTH = 500
 _PLACED_GRACE_S = 600.0
 """Time for a reader that found a file in staging to open it before that name is removed."""
 
@@ -477,6 +479,12 @@ def remove_garbage(directory: Path, age_s: float) -> int:
     for path in garbage:
         Path(path).unlink(missing_ok=True)
     return len(garbage)
+
+
+def reason_of(error: Exception) -> str:
+    """Return a library's message in one line, without the colours and frames that delta-rs adds."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+    return " ".join(re.sub(r"\s*↳", ":", plain).split())[:_REASON_LENGTH]
 
 
 def gone(path: Path | str) -> DataLossError:

@@ -176,6 +176,7 @@ def test_a_store_that_is_away_is_retriable(lake, s3, monkeypatch):
     with pytest.raises(UnavailableError) as caught:
         lake.commit(lake.propose(rows(0, 2, 4), batch=1))
     assert SECRET not in str(caught.value)
+    assert not {"\n", "\x1b"} & set(str(caught.value))
     s3.heal()
     lake.commit(lake.propose(rows(0, 2, 4), batch=1))
     assert lake.values() == expected(p0=4)
