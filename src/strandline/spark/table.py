@@ -129,7 +129,7 @@ def table_summary(path: str, *, storage: Storage = None) -> TableSummary:
     """Return counts of commits, files and rows, and committed offsets; zeros without a table."""
     manifests = _files(path, storage).load_all()
     return TableSummary(
-        commits=len(manifests),
+        commits=manifests[-1].sequence + 1 if manifests else 0,
         files=len(live_files(manifests)),
         rows=sum(manifest.rows for manifest in manifests),
         offsets=dict(manifests[-1].offsets) if manifests else {},

@@ -23,7 +23,7 @@ from strandline.spark.connection import forget_client
 from strandline.spark.options import TableOptions
 from strandline.spark.pipelines.config import decode_pipeline
 from strandline.spark.pipelines.local import run_local
-from strandline.spark.table import commit, committed_offsets
+from strandline.spark.table import commit, committed_offsets, read_table, table_summary
 from strandline.spark.table_compact import FILES_MAX, choose_files, compact
 from strandline.spark.table_iceberg import open_catalog
 from strandline.spark.table_log import LiveFile
@@ -150,6 +150,19 @@ def test_a_table_keeps_few_files_and_every_row(lake):
     assert lake.values() == expected(p0=80)
     assert lake.offsets() == {"0": 80}
     assert len(lake.files()) > 1, "everything was merged at every step"
+
+
+def test_a_merged_table_of_plain_files_is_a_dataset(tmp_path):
+    """The summary still counts every commit and row."""
+    lake = Lake(tmp_path, "parquet")
+    for batch in range(4):
+        lake.commit(rows(0, batch, batch + 1), batch=batch)
+    assert compact(lake.store(), file_bytes=FILE_BYTES, files_max=2) > 1
+    lake.commit(rows(0, 4, 6), batch=4)
+    found = read_table(lake.path).to_table()
+    assert sorted(found.column("value").to_pylist()) == expected(p0=6)
+    summary = table_summary(lake.path)
+    assert (summary.commits, summary.rows, summary.offsets) == (6, 6, {0: 6})
 
 
 def test_a_reader_of_an_older_version_is_not_disturbed(lake):
