@@ -74,8 +74,9 @@ bench-cluster: $(READY) ## Three brokers beside JetStream R3, then 50 kills of t
 	@$(BIN)/python -m benchmarks.cluster --connections 1 --appenders 1 --label lone $(ARGS)
 	@$(BIN)/python -m benchmarks.failover --kills 50
 
-clients: $(READY) ## The examples of NATS clients in five languages, built from their registries
-	@CLIENTS=all $(PYTEST) tests/integration/jetstream/test_example_clients.py $(ARGS)
+clients: $(READY) ## The examples in other languages, NATS and Flight, built from registries
+	@CLIENTS=all $(PYTEST) tests/integration/jetstream/test_example_clients.py \
+		tests/integration/test_flight_go.py $(ARGS)
 
 sim: $(READY) ## Simulate clusters from seeds (SEEDS=N or FROM:TO); a seed repeats exactly
 	@$(BIN)/python -m simulation histories --seeds $(SEEDS)
@@ -121,14 +122,15 @@ crash-pipelines: $(READY) ## Kill pipelines on Spark -9 at random, judge them (R
 	@$(BIN)/python tests/spark/crash --runs $(RUNS) --brokers $(BROKERS) --seed $(SEED) \
 		--out benchmarks/results $(ARGS)
 
-dist: $(READY) ## Build wheel and sdist; run README and quickstart with the wheel alone
-	@rm -rf dist && $(BIN)/python -m build --outdir dist >build.log 2>&1 \
-		|| { cat build.log; exit 1; }; rm -f build.log
+dist: $(READY) ## Build wheel, sdist and SBOM; run README and quickstart with the wheel alone
+	@rm -rf dist && $(BIN)/python deploy/dist.py dist
 	@WHEEL=$$(echo $(CURDIR)/dist/*.whl) $(PYTEST) -q tests/test_wheel.py $(ARGS)
 	@echo "the wheel runs README and quickstart in an empty environment:" && ls dist
 
 docs: $(READY) ## Build the docs' site into build/site; check links, examples, completeness
-	@$(BIN)/sphinx-build -q -W --keep-going -b html -d build/doctrees docs build/site
+	@$(BIN)/sphinx-build -q -W --keep-going -b html -d build/doctrees docs build/site/$$( \
+		$(BIN)/python -c 'from strandline.version import __version__; print(__version__)')
+	@$(BIN)/python docs/site_versions.py build/site
 	@$(PYTEST) tests/test_docs.py -q $(ARGS)
 	@echo "open build/site/index.html"
 

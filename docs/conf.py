@@ -11,6 +11,9 @@ project = "Strandline"
 release = version = __version__
 html_title = f"Strandline {__version__}"
 html_theme = "furo"
+html_static_path = ["_static"]
+html_js_files = ["version_menu.js"]
+templates_path = ["_templates"]
 root_doc = "index"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "reference_pages"]
 

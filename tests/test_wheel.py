@@ -26,10 +26,20 @@ def wheel(tmp_path_factory):
     """The wheel of this checkout."""
     if "WHEEL" in os.environ:
         return Path(os.environ["WHEEL"])
-    out = tmp_path_factory.mktemp("dist")
-    build = [sys.executable, "-m", "build", "--wheel", "--outdir", out]
+    return built(tmp_path_factory.mktemp("dist"))
+
+
+def built(out):
+    """Build sdist and wheel as a release; return the wheel."""
+    build = "import sys; from pathlib import Path; from dist import build_dist\n"
+    build += "build_dist(Path(sys.argv[1]))"
     done = subprocess.run(
-        build, cwd=ROOT, capture_output=True, text=True, timeout=INSTALL_S, check=False
+        [sys.executable, "-c", build, out],
+        cwd=ROOT / "deploy",
+        capture_output=True,
+        text=True,
+        timeout=INSTALL_S,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return next(out.glob("*.whl"))
@@ -70,6 +80,14 @@ def test_the_package_comes_from_the_wheel(broker):
     """The examples below import the installed package, not the checkout's."""
     shown = broker.run_python("import strandline; print(strandline.__file__)")
     assert shown.startswith(str(broker.python.parents[1]))
+
+
+def test_another_build_gives_the_same_bytes(wheel, tmp_path):
+    """In another directory, at another time: anybody can check what a release was made from."""
+    again = built(tmp_path)
+    for here in wheel.parent.glob(f"{again.name.partition('-cp')[0]}*"):
+        if not here.name.endswith(".json"):
+            assert (tmp_path / here.name).read_bytes() == here.read_bytes(), here.name
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md"])

@@ -123,7 +123,7 @@ FORMS = {
 """A form for every action, which would affect what is called ``mine``."""
 OF_VISITORS_OWN = {"/trace"}
 """Actions on what a user sends, for every user; nothing of the broker's is shown."""
-OPEN_TO_ALL = {"/streams", "/create-stream", "/groups"}
+OPEN_TO_ALL = {"/streams", "/create-stream", "/groups", "/pipelines"}
 """Pages for every user, on which each sees only what it may."""
 
 

@@ -102,6 +102,32 @@ def test_a_nats_consumer_is_shown_with_its_lag(server, client, page):
     assert NATS_PREFIX == GROUP_PREFIX
 
 
+def test_a_pipeline_is_shown_with_its_lag_and_its_oldest_unread_record(server, client, page):
+    """The one that is behind comes first; a group with a member is a consumer, not a pipeline."""
+    client.create_stream("orders", partitions=2)
+    for number in range(20):
+        client.append("orders", b"x", partition=number % 2)
+    client.groups.commit("done", {PartitionName("orders", n): 10 for n in (0, 1)})
+    client.groups.commit("load", {PartitionName("orders", n): 4 + n for n in (0, 1)})
+    with client.consumer("reader", "orders") as consumer:
+        consumer.poll(5.0)
+        page.goto(f"{server.http_url}/pipelines")
+        rows = page.get_by_role("region", name="Pipelines").locator("tbody tr")
+        expect(rows).to_have_count(2)
+        expect(rows.nth(0)).to_contain_text("load")
+        expect(rows.nth(1)).to_contain_text("done")
+    cells = rows.nth(0).get_by_role("cell")
+    expect(cells.nth(0)).to_have_text("orders")
+    expect(cells.nth(2)).to_have_text("11")
+    assert re.fullmatch(r"\d+ (ms|s)", cells.nth(3).inner_text())
+    expect(rows.nth(1).get_by_role("cell").nth(1)).to_have_text("up to date")
+    expect(cells.nth(1)).to_have_text("not moving", timeout=30_000)
+    for name in ("load", "done"):
+        client.groups.delete(name)
+    page.goto(f"{server.http_url}/pipelines?q=load")
+    expect(page.get_by_text("No pipeline has “load” in its name.")).to_be_visible()
+
+
 def test_rules_tokens_and_quotas_are_administered(open_page):
     """A token is shown once, opens what its rules allow, and no more once it is revoked."""
     with (

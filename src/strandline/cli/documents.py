@@ -17,6 +17,7 @@ from strandline.api.groups import GroupInfo, GroupSummary
 from strandline.api.quotas import QuotaInfo
 from strandline.cli.findings import CheckFinding
 from strandline.cli.top import Measurement
+from strandline.spark.pipelines.status import LoadStatus
 
 
 class ErrorDocument(TypedDict):
@@ -234,8 +235,11 @@ class RecordDocument(TypedDict, total=False):
     subject: str | None
     key: str | None
     key_base64: str
-    value: str | None
+    value: Any
+    """Text or null; with ``--values`` what was decoded."""
     value_base64: str
+    value_error: str
+    """Why a value was not decoded."""
     headers: list[tuple[str, str]]
     headers_base64: list[tuple[str, str]]
 
@@ -405,6 +409,7 @@ DOCUMENTS: Final[dict[str, tuple[Any, ...]]] = {
     "bench read": (BenchDocument,),
     "bench latency": (BenchDocument,),
     "pipeline run": (MicroBatchDocument,),
+    "pipeline status": (LoadStatus,),
     "demo": _OPEN,
     "schema": _OPEN,
     "version": (VersionDocument,),

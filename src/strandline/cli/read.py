@@ -5,8 +5,10 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import msgspec
 import typer
 
 from strandline.cli.completion import stream_names
@@ -26,6 +28,7 @@ from strandline.cli.parsing import parse_offset
 from strandline.errors import InvalidRequestError
 
 if TYPE_CHECKING:
+    from strandline.cli.value_decoding import Decode
     from strandline.client.client import Client
 
 EPILOG = examples(
@@ -34,6 +37,7 @@ EPILOG = examples(
     "strandline read orders --partition 2 --from 5000 --to 6000 --output json",
     "strandline read orders --subject 'orders.paris.*' --columns offset,subject,value",
     "strandline read orders --format raw > values.txt",
+    "strandline read orders --values avro --schema order.avsc --output json",
     "strandline read totals --latest-by-key             # a compacted view",
     "strandline read orders --replica this -s 127.0.0.1:9410   # the replica of that broker",
 )
@@ -100,6 +104,13 @@ def read(
         RecordFormat,
         typer.Option("--format", help="table, json (a record per line), or raw (values alone)."),
     ] = RecordFormat.table,
+    values: Annotated[
+        Literal["raw", "avro", "arrow"],
+        typer.Option(help="What values are; avro and arrow ones are shown decoded."),
+    ] = "raw",
+    schema: Annotated[
+        Path | None, typer.Option(help="File of the Avro schema of values, as JSON.")
+    ] = None,
     server: ServerOption = SERVER_DEFAULT,
     output: OutputOption = OutputFormat.text,
 ) -> None:
@@ -109,8 +120,12 @@ def read(
     continues when a broker that was restarted is back.
     """
     import strandline
+    from strandline.cli.value_decoding import value_decoder
     from strandline.client.reader.compacted_view import compacted_view
 
+    decode = value_decoder(values, schema)
+    if decode is not None and record_format is RecordFormat.raw:
+        raise InvalidRequestError("--format raw prints values as they are: leave --values out")
     if output is OutputFormat.json:
         record_format = RecordFormat.json
     wanted = columns.split(",") if columns else None
@@ -124,7 +139,7 @@ def read(
     with strandline.connect(server) as client:
         if latest:
             table = compacted_view(client, stream, columns=wanted, subject=subject, replica=replica)
-            _print_all(_rows_of(table.to_batches()), record_format)
+            _print_all(_rows_of(table.to_batches()), record_format, decode)
             return
         options: dict[str, Any] = {"subject": subject, "records_max": limit, "replica": replica}
         if follow:
@@ -138,14 +153,14 @@ def read(
                     stop=end,
                     **options,
                 )
-                _print_all(records, record_format)
+                _print_all(records, record_format, decode)
             return
         batches: Iterable[Any] = client.read(
             stream, partition=partition, start=first, stop=end, columns=wanted, **options
         )
         if sys.stderr.isatty() and not sys.stdout.isatty():
             batches = _watched(batches)
-        _print_all(_rows_of(batches), record_format)
+        _print_all(_rows_of(batches), record_format, decode)
 
 
 def _followed(
@@ -181,10 +196,14 @@ def _rows_of(batches: Iterable[Any]) -> Iterator[Record]:
         yield from rows(batch)
 
 
-def _print_all(records: Iterable[Record], record_format: RecordFormat) -> None:
+def _print_all(
+    records: Iterable[Record], record_format: RecordFormat, decode: "Decode | None"
+) -> None:
+    from strandline.cli.value_decoding import decoded
+
     printer = PRINTERS[record_format]
     for record in records:
-        printer(record)
+        printer(record if decode is None else decoded(record, decode))
 
 
 def rows(batch: Any) -> list[Record]:
@@ -253,6 +272,8 @@ def _column_text(name: str, value: Any) -> str:
         return printable(" ".join(f"{key}={_escaped(content)}" for key, content in value or ()))
     if value is None:
         return "-"
+    if isinstance(value, dict | list):  # decoded
+        value = msgspec.json.encode(value)
     return printable(_escaped(value) if isinstance(value, bytes) else str(value))
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from strandline.testing.server import Server
+from tests.kit.example_builds import built
 
 from .conftest import Asker, connected
 
@@ -27,7 +28,6 @@ billed: order 2
 billed: order 3
 an apple costs 3
 """
-BUILD_S = 500
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
@@ -46,33 +46,6 @@ def place(request, own):
     return own.nats_url if request.param == "nats-server" else own.ingest_url
 
 
-def built(tool, folder, tmp_path_factory, words):
-    """Return a copy of an example in which its packages were fetched and built."""
-    program = shutil.which(tool)
-    if program is None:
-        pytest.skip(f"{tool} is not on the PATH")
-    copy = tmp_path_factory.mktemp(folder) / folder
-    shutil.copytree(EXAMPLES / folder, copy)
-    for each in words:
-        try:
-            done = subprocess.run(
-                [program, *each],
-                cwd=copy,
-                capture_output=True,
-                check=False,
-                text=True,
-                timeout=BUILD_S,
-            )
-        except subprocess.TimeoutExpired:
-            pytest.skip(f"the example is not built within {BUILD_S} s")
-        if done.returncode:
-            text = (done.stdout + done.stderr)[-800:]
-            if "error: " in text or "COMPILATION ERROR" in text or "syntax error" in text:
-                pytest.fail(text)
-            pytest.skip(f"the example cannot be built, offline perhaps: {text}")
-    return copy
-
-
 @pytest.fixture(scope="module")
 def python():
     return [sys.executable, str(EXAMPLES / "orders.py")]
@@ -81,13 +54,13 @@ def python():
 @pytest.fixture(scope="module")
 def go(tmp_path_factory):
     words = [["mod", "tidy"], ["build", "-o", "orders", "."]]
-    return [str(built("go", "go", tmp_path_factory, words) / "orders")]
+    return [str(built(EXAMPLES / "go", "go", tmp_path_factory, words=words) / "orders")]
 
 
 @pytest.fixture(scope="module")
 def javascript(tmp_path_factory):
     words = [["install", "--no-audit", "--no-fund", "--loglevel", "error"]]
-    copy = built("npm", "javascript", tmp_path_factory, words)
+    copy = built(EXAMPLES / "javascript", "npm", tmp_path_factory, words=words)
     return [shutil.which("node"), str(copy / "orders.mjs")]
 
 
@@ -100,7 +73,7 @@ def only_if_asked_for():
 def java(tmp_path_factory):
     only_if_asked_for()
     words = [["-q", "compile", "dependency:copy-dependencies"]]
-    copy = built("mvn", "java", tmp_path_factory, words)
+    copy = built(EXAMPLES / "java", "mvn", tmp_path_factory, words=words)
     path = f"{copy / 'target' / 'classes'}:{copy / 'target' / 'dependency'}/*"
     return [shutil.which("java"), "-cp", path, "Orders"]
 
@@ -108,7 +81,7 @@ def java(tmp_path_factory):
 @pytest.fixture(scope="module")
 def rust(tmp_path_factory):
     only_if_asked_for()
-    copy = built("cargo", "rust", tmp_path_factory, [["build", "-q"]])
+    copy = built(EXAMPLES / "rust", "cargo", tmp_path_factory, words=[["build", "-q"]])
     return [str(copy / "target" / "debug" / "orders")]
 
 

@@ -298,7 +298,7 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
 
         found: ConsumerGroup | None = await self._read(question)
         if found is None:
-            raise UnknownGroupError(f"no group {group!r}; 'strandline group list' names them")
+            raise _unknown(group)
         if must_be_decided and found.undecided:
             names = ", ".join(sorted({str(each.transaction) for each in found.undecided.values()}))
             raise UnstableOffsetCommitError(
@@ -315,6 +315,8 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
             GroupInUseError: it has members.
             StrandlineError: as ``CoordinatorRuntime.request``.
         """
+        if not await self.has_home():
+            raise _unknown(group)
         await self._ask(lambda token: ev.Delete(token, group))
 
     # The coordinator
@@ -400,6 +402,10 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
 
     def _now_ms(self) -> int:
         return int(self.broker.clock.monotonic_ms())
+
+
+def _unknown(group: str) -> UnknownGroupError:
+    return UnknownGroupError(f"no group {group!r}; 'strandline group list' names them")
 
 
 def _copy(group: ConsumerGroup) -> Positions:

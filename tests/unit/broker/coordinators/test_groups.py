@@ -285,6 +285,8 @@ async def test_a_question_creates_no_stream(broker):
     assert await broker.groups.consumers("") == []
     with pytest.raises(UnknownGroupError):
         await broker.groups.describe("g", must_be_decided=False)
+    with pytest.raises(UnknownGroupError):
+        await broker.groups.delete("g")
     assert GROUPS_STREAM not in broker.image.streams
     await broker.groups.commit("g", {"s": {0: 1}}, number=1)
     assert await broker.groups.groups() == {"g": 0}

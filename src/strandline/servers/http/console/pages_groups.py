@@ -60,7 +60,7 @@ class ProgressRow(NamedTuple):
 
 def list_page(request: ConsoleRequest) -> Page:
     """Return the groups whose name or streams contain the text that is looked for."""
-    ends = _ends(stream_rows(request.client))
+    ends = partition_ends(stream_rows(request.client))
     summaries = request.client.groups.list()
     wanted = request.query["q"].lower()
     found = [each for each in summaries if wanted in each.group.lower()]
@@ -98,7 +98,8 @@ def _group_row(
     )
 
 
-def _ends(rows: Iterable[StreamRow]) -> dict[PartitionName, int]:
+def partition_ends(rows: Iterable[StreamRow]) -> dict[PartitionName, int]:
+    """Return the high watermark of each partition."""
     return {
         PartitionName(row.config.name, part.partition): part.high_watermark
         for row in rows
@@ -133,7 +134,7 @@ def group_page(request: ConsoleRequest) -> Page:
     name = request.query["name"] or request.form["name"]
     info = request.client.groups.info(name)
     streams = stream_rows(request.client)
-    rows = progress_rows(info, _ends(streams))
+    rows = progress_rows(info, partition_ends(streams))
     rates = request.rates.observe(
         "group", {name: sum(row.offset or 0 for row in rows)}, request.now_ms
     )

@@ -1,0 +1,63 @@
+"""Values of records as people can read them: Avro by a schema, and Arrow, which has its own.
+
+Rules: a value that cannot be decoded is shown as it is, with the reason beside it; a read goes on.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+from strandline.errors import InvalidConfigError, InvalidRequestError
+
+ValueKind = Literal["raw", "avro", "arrow"]
+Decode = Callable[[bytes], Any]
+
+
+def value_decoder(kind: ValueKind, schema: Path | None) -> Decode | None:
+    """Return the function that decodes a value; None: values stay bytes.
+
+    Args:
+        kind: of the values.
+        schema: file of the Avro schema that they were written with, as JSON.
+
+    Raises:
+        InvalidRequestError: a schema is given for other values, or missing for Avro.
+        InvalidConfigError: the file cannot be read, or is not an Avro schema.
+    """
+    if (kind == "avro") is (schema is None):
+        raise InvalidRequestError(
+            "--values avro and --schema belong together: name the file of the Avro schema, as JSON"
+        )
+    if kind == "arrow":
+        return _arrow_rows
+    if schema is None:
+        return None
+    from strandline.spark.avro import value_reader
+
+    try:
+        text = schema.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidConfigError(f"cannot read the schema {schema}: {error}") from error
+    return value_reader(text, None)
+
+
+def _arrow_rows(value: bytes) -> Any:
+    """Return the rows of an Arrow IPC stream."""
+    import pyarrow as pa
+
+    try:
+        with pa.ipc.open_stream(value) as reader:
+            return reader.read_all().to_pylist()
+    except pa.ArrowException as error:
+        raise ValueError(f"not an Arrow IPC stream: {error}") from error
+
+
+def decoded(record: dict[str, Any], decode: Decode) -> dict[str, Any]:
+    """Return a record with its value decoded; ``value_error`` says why it is not."""
+    value = record.get("value")
+    if value is None:
+        return record
+    try:
+        return {**record, "value": decode(value)}
+    except (ArithmeticError, LookupError, OSError, TypeError, ValueError) as error:
+        return {**record, "value_error": str(error)}
