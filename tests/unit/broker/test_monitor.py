@@ -4,6 +4,7 @@ import sys
 from collections import Counter
 from types import SimpleNamespace
 
+from strandline.broker import monitor
 from strandline.broker.monitor import HISTORY_SAMPLES_MAX, BrokerMonitor, resident_bytes
 from strandline.clock import ManualClock
 from strandline.core.metadata.image import MetadataImage
@@ -60,3 +61,12 @@ def test_the_history_is_one_hour_and_small():
 def test_the_resident_memory_is_known():
     """This process has more than a MiB and less than a TiB."""
     assert 1 << 20 < resident_bytes() < 1 << 40
+
+
+def test_memory_is_that_of_this_process(monkeypatch, tmp_path):
+    """In bytes; 0 where the system does not say."""
+    file = tmp_path / "statm"
+    monkeypatch.setattr(monitor, "MEMORY_FILE", file)
+    assert monitor.resident_bytes() == 0
+    file.write_text("500 20 3 1 0 9 0\n")
+    assert monitor.resident_bytes() == 20 * 4096
