@@ -118,3 +118,17 @@ def test_a_run_tells_what_was_noticed(tmp_path):
     assert noticed
     assert all("test_hidden.py::" in by for by in noticed)
     assert file.read_bytes() == source
+
+
+def test_a_test_that_waits_for_ever_is_told_from_one_that_fails(tool, tmp_path, monkeypatch):
+    """On a busy machine the first may be a test that is only slow, so the page counts them."""
+    import trials
+
+    monkeypatch.setattr(trials, "PER_TEST_S", 1)
+    copy = object.__new__(trials.Copy)
+    copy.directory, copy._limit_s = tmp_path, 60
+    (tmp_path / "pytest.ini").write_text("[pytest]\ntimeout_method = thread\n")
+    (tmp_path / "test_waits.py").write_text("import time\n\ndef test_it():\n    time.sleep(60)\n")
+    (tmp_path / "test_fails.py").write_text("def test_it():\n    assert False\n")
+    assert copy._run(["test_waits.py"]) == trials.TIMED_OUT
+    assert copy._run(["test_fails.py"]) == "test_fails.py::test_it"

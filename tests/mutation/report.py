@@ -6,6 +6,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from trials import TIMED_OUT
+
 CORES = ("record", "core", "types.py")
 STRICT = (*CORES, "storage", "broker")
 STRICT_AREA = "cores, storage, broker"
@@ -18,7 +20,8 @@ BY_HAND = "noticed by hand"
 METHOD = """\
 Each mistake was alone in a copy of the tree. Three stages of tests were run until one failed: those
 that mirror or import the file; unit tests near it; integration tests that go through it. A failure
-counts if it comes again with the mistake and not without it. A survivor for which a test was added
+counts if it comes again with the mistake and not without it; so does a test that waits for ever,
+which the tool ends after a minute. A survivor for which a test was added
 was tried again, and counts as noticed since only if it then was; so does one that was tried by hand
 with a test which takes longer than the tool was given. The share is of the mistakes that make a
 difference."""
@@ -79,6 +82,8 @@ def page(
         if each["noticed"]:
             stages[each["by"].partition(":")[0]] += 1
     told = ", ".join(f"{count} in the stage '{stage}'" for stage, count in sorted(stages.items()))
+    waited = sum(each["noticed"] and each["by"].endswith(TIMED_OUT) for each in trials)
+    told += f"; {waited} of them by a test that waited for ever" if waited else ""
     lines = [
         "# Single mistakes, and whether a test notices",
         "",

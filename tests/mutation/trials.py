@@ -7,7 +7,8 @@ Rules: mistakes are made in a copy of the tree, never in the tree itself; real p
 start run the copy, too, since it comes first on ``PYTHONPATH``. A test that takes too long fails:
 something waits for ever; tests that take longer than the limit together say nothing. A failure
 counts if it comes again with the mistake and not without it: tests of real processes fail at times
-on a busy machine.
+on a busy machine. So does a test that waits for ever: it is one that took ``PER_TEST_S`` twice with
+the mistake, and passed in that time without it.
 """
 
 import ast
@@ -100,6 +101,7 @@ SIMULATED = {
     "core/transactions": "transactions_sim",
 }
 OVERDUE = "still running"
+TIMED_OUT = "a test waited for ever"
 OTHERS = ("property", "simulation", "golden")
 LIMITS = "tests/golden/test_limits.py"
 """Notices changed numbers in these folders."""
@@ -198,6 +200,8 @@ class Copy:
         if process.returncode in (0, 5):  # 5: no test is chosen on this machine
             return ""
         failed = re.search(r"^(?:FAILED|ERROR) (\S+)", said, re.MULTILINE)
+        if failed is None and " Timeout " in said:
+            return TIMED_OUT
         return failed[1] if failed else f"pytest ended with {process.returncode}"
 
 

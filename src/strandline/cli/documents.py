@@ -17,6 +17,7 @@ from strandline.api.groups import GroupInfo, GroupSummary
 from strandline.api.quotas import QuotaInfo
 from strandline.cli.findings import CheckFinding
 from strandline.cli.top import Measurement
+from strandline.spark.pipelines.status import LoadStatus
 
 
 class ErrorDocument(TypedDict):
@@ -408,6 +409,7 @@ DOCUMENTS: Final[dict[str, tuple[Any, ...]]] = {
     "bench read": (BenchDocument,),
     "bench latency": (BenchDocument,),
     "pipeline run": (MicroBatchDocument,),
+    "pipeline status": (LoadStatus,),
     "demo": _OPEN,
     "schema": _OPEN,
     "version": (VersionDocument,),

@@ -6,6 +6,7 @@ line on standard error in both formats, with the stable code from docs/errors.md
 
 import contextlib
 import functools
+import inspect
 import logging
 import os
 import sys
@@ -183,6 +184,9 @@ def reports_errors(command: Command) -> Command:
                 _forget_output()
             raise typer.Exit(EXIT_ERROR) from error
 
+    # Typer keeps the source's line breaks in all paragraphs of the help but the first.
+    paragraphs = (inspect.getdoc(command) or "").split("\n\n")
+    run.__doc__ = "\n\n".join(" ".join(each.split()) for each in paragraphs)
     return run  # type: ignore[return-value] # functools.wraps keeps the signature
 
 

@@ -1,8 +1,9 @@
-"""``strandline pipeline run``: run a pipeline described in a file, on Spark."""
+"""``strandline pipeline``: run pipelines described in files, and show their progress."""
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,12 +14,17 @@ from strandline.cli.output import (
     logged_to_stderr,
     print_json,
     print_line,
+    print_table,
     reports_errors,
 )
+from strandline.cli.parsing import size_text
 from strandline.cli.signals import GracefulStop
 from strandline.errors import InvalidConfigError
 
-app = typer.Typer(help="Run pipelines over streams on Spark.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from strandline.spark.pipelines.status import LoadStatus
+
+app = typer.Typer(help="Run pipelines over streams, and show their progress.", no_args_is_help=True)
 
 
 @app.command(
@@ -68,6 +74,55 @@ def run(
             run_pipeline(spark, config, report=report, stop=stop.requested)
         finally:
             spark.stop()
+
+
+@app.command(
+    epilog=examples(
+        "strandline pipeline status load.yaml", "strandline pipeline status load.yaml -o json"
+    )
+)
+@reports_errors
+def status(
+    *,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="YAML file of a load.")],
+    output: OutputOption = OutputFormat.text,
+) -> None:
+    """Show what a load has committed, its lag, and the size of its tables.
+
+    It asks the tables and the brokers, so it is right whether the load is running or not. The
+    progress of other pipelines is that of their consumer group: strandline group info.
+    """
+    from strandline.spark.pipelines.config import LoadPipeline, decode_pipeline
+    from strandline.spark.pipelines.status import load_status
+
+    config = decode_pipeline(_read_yaml(file))
+    if not isinstance(config, LoadPipeline):
+        raise InvalidConfigError(
+            f"{file} is not a load; the progress of other pipelines is that of their consumer "
+            "group: strandline group list, strandline group info"
+        )
+    found = load_status(config)
+    if output is OutputFormat.json:
+        for each in found:
+            print_json(each)
+        return
+    columns = ("stream", "table", "#lag", "oldest unread", "last commit", "#files", "size", "#rows")
+    print_table(columns, [_status_row(each) for each in found])
+
+
+def _status_row(each: "LoadStatus") -> tuple[str, str, int, str, str, int, str, int]:
+    oldest_ms = max(each.oldest_unread_ms.values(), default=None)
+    at_ms = each.committed_at_ms
+    return (
+        each.stream,
+        each.table,
+        sum(each.lag.values()),
+        "-" if oldest_ms is None else f"{oldest_ms / 1000:.1f} s",
+        "-" if at_ms is None else f"{max(0.0, time.time() - at_ms / 1000):.1f} s ago",
+        each.files,
+        size_text(each.bytes),
+        each.rows,
+    )
 
 
 def _read_yaml(file: Path) -> Any:

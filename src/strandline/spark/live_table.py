@@ -87,6 +87,7 @@ def table(
     server: str = "127.0.0.1:9293",
     table_format: TableFormat = "parquet",
     catalog: Mapping[str, str] | None = None,
+    storage: Mapping[str, str] | None = None,
     values: ValueFormat = "raw",
     avro_schema: str | None = None,
     avro_writer_schema: str | None = None,
@@ -96,11 +97,12 @@ def table(
 
     Args:
         stream: its name.
-        table: the table's directory, or ``namespace.table`` of an Iceberg table, as in ``into`` of
-            the load.
+        table: the table's directory or URL, or ``namespace.table`` of an Iceberg table, as in
+            ``into`` of the load.
         server: the broker's Flight address; in a cluster several, separated by commas.
         table_format: ``parquet``, ``delta`` or ``iceberg``.
         catalog: properties of the Iceberg catalog.
+        storage: settings of the object store, as in the load.
         values: how the load decodes values: ``raw``, ``json``, ``avro`` or ``arrow``.
         avro_schema: for Avro, as the load's ``schema``.
         avro_writer_schema: for Avro, as the load's ``writer_schema``.
@@ -114,7 +116,8 @@ def table(
         UnknownStreamError: there is no such stream.
         UnavailableError: the broker could not be reached in time.
     """
-    store = existing_store(table, table_format=table_format, catalog=catalog)
+    where = {"catalog": catalog, "storage": storage}
+    store = existing_store(table, table_format=table_format, **where)
     # The table before the log: what is committed in between is read from the log, and not from the
     # table, whose files are those of the loaded commit.
     loaded = store.load()

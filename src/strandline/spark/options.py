@@ -78,8 +78,11 @@ TABLE_OPTIONS = (
     "compression",
     "garbageAgeMs",
     "fileBytes",
+    "compaction",
+    "snapshotAgeMs",
     "tableFormat",
     "catalog",
+    "storage",
     "values",
     "valueSchema",
     "avroSchema",
@@ -135,6 +138,7 @@ _FILE_BYTES = 512 << 20
 _RETRY_TIMEOUT_MS = 120_000
 _STAGE_TIMEOUT_MS = 3600 * 1000
 _GARBAGE_AGE_MS = 24 * 3600 * 1000
+_SNAPSHOT_AGE_MS = 7 * 24 * 3600 * 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,9 +220,15 @@ class TableOptions:
     compression: str = "zstd"
     garbage_age_ms: int = _GARBAGE_AGE_MS
     file_bytes: int = _FILE_BYTES
+    compaction: bool = False
+    """Whether commits merge small files."""
+    snapshot_age_ms: int = _SNAPSHOT_AGE_MS
+    """How long replaced files stay for readers of older versions."""
     table_format: TableFormat = "parquet"
     catalog: Mapping[str, str] = field(default_factory=dict)
     """Properties of the Iceberg catalog."""
+    storage: Mapping[str, str] = field(default_factory=dict)
+    """Settings of the object store, with references in place of secrets."""
     values: ValueFormat = "raw"
     value_schema: str | None = None
     """The columns of decoded values: a Spark schema as JSON."""
@@ -413,6 +423,8 @@ def parse_table_options(values: Mapping[str, str]) -> TableOptions:
     options = _OptionReader(values)
     options.refuse_unknown(TABLE_OPTIONS, TABLE_FORMAT)
     age = options.count("garbageAgeMs", at_least=0)
+    snapshots = options.count("snapshotAgeMs", at_least=0)
+    table_format: TableFormat = options.choice("tableFormat", get_args(TableFormat))
     value_format: ValueFormat = options.choice("values", get_args(ValueFormat))
     if value_format != "raw":
         options.required("valueSchema", "a Spark schema as JSON: the columns of the values")
@@ -428,8 +440,12 @@ def parse_table_options(values: Mapping[str, str]) -> TableOptions:
         compression="none" if compression == "uncompressed" else compression,
         garbage_age_ms=_GARBAGE_AGE_MS if age is None else age,
         file_bytes=options.count("fileBytes") or _FILE_BYTES,
-        table_format=options.choice("tableFormat", get_args(TableFormat)),
+        # A plain listing, as which plain files may be read, would show both or neither for a while.
+        compaction=options.flag("compaction", default=table_format != "parquet"),
+        snapshot_age_ms=_SNAPSHOT_AGE_MS if snapshots is None else snapshots,
+        table_format=table_format,
         catalog=_properties("catalog", options.text("catalog")),
+        storage=_properties("storage", options.text("storage")),
         values=value_format,
         value_schema=options.text("valueSchema"),
         avro_schema=options.text("avroSchema"),

@@ -55,6 +55,8 @@ RECOMMENDED: dict[str, str] = {
     # Fixed in a query's checkpoint; Spark's default of 200 is too many for one machine.
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.session.timeZone": "UTC",
+    # So that SELECT ... FROM strandline.orders finds the views of ``register_views``.
+    "spark.sql.globalTempDatabase": "strandline",
     "spark.ui.showConsoleProgress": "false",
 }
 

@@ -9,13 +9,14 @@ Must not know Spark: ``table_source`` connects tasks and driver.
 """
 
 import json
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from strandline.errors import InvalidRequestError
+from strandline.errors import InvalidRequestError, UnavailableError
 from strandline.spark.options import TableFormat
 from strandline.spark.table_files import TableFiles
 from strandline.spark.table_log import (
@@ -26,7 +27,7 @@ from strandline.spark.table_log import (
     decode_schema,
     live_files,
 )
-from strandline.spark.table_open import existing_store
+from strandline.spark.table_open import directory_of, existing_store
 from strandline.spark.table_store import TableStore
 
 if TYPE_CHECKING:
@@ -44,11 +45,15 @@ class TableSummary:
     """For each partition the offset up to which it is committed, exclusive."""
 
 
-def read_table(path: str) -> "pyarrow.dataset.Dataset":
+Storage = Mapping[str, str] | None
+
+
+def read_table(path: str, *, storage: Storage = None) -> "pyarrow.dataset.Dataset":
     """Return the rows committed now.
 
     Args:
-        path: the table's directory.
+        path: the table's directory, or its URL in an object store.
+        storage: settings of the object store.
 
     Raises:
         InvalidRequestError: there is no table, or nothing is committed yet.
@@ -57,34 +62,39 @@ def read_table(path: str) -> "pyarrow.dataset.Dataset":
     # Imported here: it brings pandas along, which costs every Spark worker half a second.
     import pyarrow.dataset
 
-    files, manifests = TableFiles(path), _manifests(path)
+    files = _files(path, storage)
+    manifests = _manifests(files)
+    located = [files.directory.locate(file) for file in live_files(manifests)]
+    paths, filesystem = files.directory.arrow_paths(located)
     return pyarrow.dataset.dataset(
-        [str(files.locate(file)) for file in live_files(manifests)],
+        paths,
         schema=decode_schema(manifests[-1].arrow_schema),
         format="parquet",
+        filesystem=filesystem,
     )
 
 
-def committed_files(path: str) -> list[str]:
-    """Return the paths of the committed Parquet files, oldest commit first.
+def committed_files(path: str, *, storage: Storage = None) -> list[str]:
+    """Return the paths or URLs of the committed Parquet files, oldest commit first.
 
     Raises:
         InvalidRequestError: there is no table, or nothing is committed yet.
         DataLossError: a committed file is gone.
     """
-    files = TableFiles(path)
-    return [str(files.locate(file)) for file in live_files(_manifests(path))]
+    files = _files(path, storage)
+    return [files.directory.locate(file) for file in live_files(_manifests(files))]
 
 
-def committed_schema(path: str) -> pa.Schema:
+def committed_schema(path: str, *, storage: Storage = None) -> pa.Schema:
     """Return the columns of the table.
 
     Raises:
         InvalidRequestError: there is no table, or nothing is committed yet.
     """
-    last = TableFiles(path).load_last()
+    files = _files(path, storage)
+    last = files.load_last()
     if last is None:
-        raise _no_table(path)
+        raise _no_table(files)
     return decode_schema(last.arrow_schema)
 
 
@@ -93,31 +103,33 @@ def committed_offsets(
     *,
     table_format: TableFormat = "parquet",
     catalog: Mapping[str, str] | None = None,
+    storage: Storage = None,
 ) -> str:
     """Return the ``startingOffsets`` of a new query that continues this table.
 
     ``earliest`` if nothing is committed yet, so that the first run needs no special case.
 
     Args:
-        path: the table's directory, or ``namespace.table`` of an Iceberg table.
+        path: the table's directory or URL, or ``namespace.table`` of an Iceberg table.
         table_format: ``parquet``, ``delta`` or ``iceberg``.
         catalog: properties of the Iceberg catalog.
+        storage: settings of the object store.
 
     Raises:
         InvalidConfigError: the Iceberg table does not exist.
     """
-    store = existing_store(path, table_format=table_format, catalog=catalog)
+    store = existing_store(path, table_format=table_format, catalog=catalog, storage=storage)
     state = store.load().state
     if state is None or not state.offsets:
         return "earliest"
     return json.dumps({str(partition): offset for partition, offset in state.offsets.items()})
 
 
-def table_summary(path: str) -> TableSummary:
+def table_summary(path: str, *, storage: Storage = None) -> TableSummary:
     """Return counts of commits, files and rows, and committed offsets; zeros without a table."""
-    manifests = TableFiles(path).load_all()
+    manifests = _files(path, storage).load_all()
     return TableSummary(
-        commits=len(manifests),
+        commits=manifests[-1].sequence + 1 if manifests else 0,
         files=len(live_files(manifests)),
         rows=sum(manifest.rows for manifest in manifests),
         offsets=dict(manifests[-1].offsets) if manifests else {},
@@ -147,23 +159,41 @@ def commit(
         InvalidRequestError: the batch or its offsets are committed with other content.
         DataLossError: the table would get a gap, or a staged file is gone.
     """
+    pauses_s = iter(store.directory.retry_pauses_s)
+    attempts = 0
     while True:
-        loaded = store.load()
-        decision = decide(loaded.state, explain(loaded.state, proposal))
-        if not isinstance(decision, TableState):
-            store.discard([file.staged for file in proposal.files])
-            return False
-        if store.publish(loaded, decision, proposal):
-            store.collect_garbage(age_s=garbage_age_ms / 1000)
-            return True
+        try:
+            loaded = store.load()
+            decision = decide(loaded.state, explain(loaded.state, proposal))
+            if not isinstance(decision, TableState):
+                # An attempt of ours whose answer was lost may have committed these very files.
+                if not (attempts and store.directory.in_place):
+                    store.directory.discard([file.staged for file in proposal.files])
+                return False
+            attempts += 1
+            if store.publish(loaded, decision, proposal):
+                store.collect_garbage(age_s=garbage_age_ms / 1000)
+                return True
+        except UnavailableError:
+            # To decide anew is safe, also if the attempt takes effect later: its number is taken.
+            pause_s = next(pauses_s, None)
+            if pause_s is None:
+                raise
+            time.sleep(pause_s)
 
 
-def _manifests(path: str) -> list[Manifest]:
-    manifests = TableFiles(path).load_all()
+def _files(path: str, storage: Storage) -> TableFiles:
+    return TableFiles(directory_of(path, storage or {}))
+
+
+def _manifests(files: TableFiles) -> list[Manifest]:
+    manifests = files.load_all()
     if not manifests:
-        raise _no_table(path)
+        raise _no_table(files)
     return manifests
 
 
-def _no_table(path: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{path} is not a table, or nothing is committed to it yet")
+def _no_table(files: TableFiles) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"{files.directory} is not a table, or nothing is committed to it yet"
+    )

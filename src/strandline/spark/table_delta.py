@@ -12,12 +12,12 @@ nor what may be committed.
 """
 
 import json
+import math
 import operator
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial, reduce
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -30,23 +30,25 @@ from deltalake.exceptions import (
     DeltaProtocolError,
     TableNotFoundError,
 )
-from deltalake.transaction import AddAction, create_table_with_add_actions
+from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 
 from strandline.errors import InvalidRequestError, UnavailableError
 from strandline.spark.table_files import TableFiles
 from strandline.spark.table_log import (
     DataFile,
+    LiveFile,
     Proposal,
     TableState,
     decode_schema,
     decode_state,
     encode_schema,
     encode_state,
+    staged_name,
 )
 from strandline.spark.table_store import (
     Loaded,
     TableStore,
-    local_path,
+    reason_of,
     refuse_without_records,
 )
 
@@ -85,30 +87,30 @@ _COMPUTED = ("delta.invariants", "delta.generationExpression", "delta.identity.s
 
 
 class DeltaStore(TableStore):
-    """The Delta table at ``path``, created by the first commit.
-
-    Args:
-        path: directory, absolute or relative, or a ``file:`` URI.
-
-    Raises:
-        InvalidConfigError: a URI of another kind.
-    """
-
-    def __init__(self, path: str) -> None:
-        super().__init__(local_path(path))
+    """A Delta table, created by the first commit."""
 
     def load(self) -> Loaded:
         """Return the newest state in the Delta log, and the table at the version it was read from.
 
         Raises:
             InvalidRequestError: there is no directory, or no readable Delta log.
+            UnavailableError: the log cannot be read now.
         """
         try:
-            table = DeltaTable(str(self.root))
+            return self._load()
         except TableNotFoundError:
             return Loaded(None)
+        except OSError as error:
+            raise UnavailableError(
+                f"the Delta log of {self.directory}: {reason_of(error)}"
+            ) from error
         except DeltaError as error:
-            raise InvalidRequestError(f"{self.root} is not a Delta table: {error}") from error
+            raise InvalidRequestError(
+                f"{self.directory} is not a Delta table: {reason_of(error)}"
+            ) from error
+
+    def _load(self) -> Loaded:
+        table = DeltaTable(str(self.directory), storage_options=self.directory.delta_options())
         while True:
             version, state = table.version(), _committed(table)
             # delta-rs reads the history of the newest version, under the numbers of the loaded one:
@@ -122,10 +124,10 @@ class DeltaStore(TableStore):
 
         The state of our own table has its columns.
         """
-        if TableFiles(str(self.root)).sequences():
+        if TableFiles(self.directory).sequences():
             raise InvalidRequestError(
-                f"{self.root} is a table of plain Parquet files; leave tableFormat out, or choose "
-                "another directory"
+                f"{self.directory} is a table of plain Parquet files; leave tableFormat out, or "
+                "choose another directory"
             )
         state, table = self.load()
         if table is None:
@@ -140,29 +142,38 @@ class DeltaStore(TableStore):
         if after.at is not None:
             _refuse_unwritable(after.at, schema)
             schema = after.at.schema()
-        self.refuse_missing(proposal.files)
-        named = [_named(file) for file in proposal.files]
-        self.link_staged(named, self.root)
-        actions = [_add_action(file) for file in named]
+        self.directory.refuse_missing(proposal.files)
+        named = [staged_name(file) for file in proposal.files]
+        self.directory.place(named)
+        added = [_add_action(file, is_change=not proposal.replaces) for file in named]
+        removed = [RemoveAction(path, False, _now_ms()) for path in proposal.replaces]
         properties = _properties(state, proposal)
         # A file of a failed commit keeps its name: the outcome is not always known.
         try:
             if after.at is None:
                 create_table_with_add_actions(
-                    str(self.root), schema, actions, commit_properties=properties
+                    str(self.directory),
+                    schema,
+                    added,
+                    commit_properties=properties,
+                    storage_options=self.directory.delta_options(),
                 )
             else:
                 after.at.create_write_transaction(
-                    actions, "append", schema, commit_properties=properties
+                    [*added, *removed], "append", schema, commit_properties=properties
                 )
-        except DeltaError as error:
+        except (DeltaError, OSError) as error:
             # Retry only after another writer's commit: other failures would recur without end.
             is_lost_race = isinstance(error, CommitFailedError) or "already exists" in str(error)
             if is_lost_race and self._has_moved_on(after):
                 return False
             if isinstance(error, DeltaProtocolError):
-                raise InvalidRequestError(f"cannot write to {self.root}: {error}") from error
-            raise UnavailableError(f"the Delta log of {self.root}: {error}") from error
+                raise InvalidRequestError(
+                    f"cannot write to {self.directory}: {reason_of(error)}"
+                ) from error
+            raise UnavailableError(
+                f"the Delta log of {self.directory}: {reason_of(error)}"
+            ) from error
         return True
 
     def scan(self, loaded: Loaded) -> Iterator[pa.RecordBatch]:
@@ -176,8 +187,56 @@ class DeltaStore(TableStore):
         try:
             dataset = loaded.at.to_pyarrow_dataset()
         except DeltaError as error:
-            raise InvalidRequestError(f"{self.root} cannot be read: {error}") from error
+            raise InvalidRequestError(
+                f"{self.directory} cannot be read: {reason_of(error)}"
+            ) from error
         yield from dataset.to_batches(columns=names)
+
+    def live_files(self, loaded: Loaded) -> list[LiveFile]:
+        """Return the Parquet files of the version, unless some of their rows are deleted."""
+        table: DeltaTable = loaded.at
+        if "deletionVectors" in (table.protocol().writer_features or ()):
+            return []
+        found = pa.table(table.get_add_actions(flatten=True)).select(
+            ["path", "size_bytes", "num_records"]
+        )
+        return [
+            LiveFile(path=path, rows=rows, size_bytes=size)
+            for path, size, rows in zip(*(c.to_pylist() for c in found.columns), strict=True)
+            if rows is not None and path.startswith("part-") and "/" not in path
+        ]
+
+    def open_live(self, loaded: Loaded, file: LiveFile) -> Any:
+        """Open a file of the table's directory."""
+        del loaded
+        named = DataFile(name=file.path, staged="", rows=file.rows, size_bytes=file.size_bytes)
+        return self.directory.open_file(self.directory.locate(named))
+
+    def committed_at_ms(self, loaded: Loaded) -> int | None:
+        """Return the time in the log."""
+        if loaded.at is None:
+            return None
+        timestamp: int = loaded.at.history(1)[0]["timestamp"]
+        return timestamp
+
+    def expire(self, *, age_s: float) -> int:
+        """Remove files that the log says were replaced so long ago, by ``VACUUM``."""
+        table: DeltaTable | None = self.load().at
+        if table is None:
+            return 0
+        hours = math.ceil(age_s / 3600)
+        since_ms = time.time() * 1000 - age_s * 1000
+        history = table.history()
+        vacuumed_ms = next(
+            (each["timestamp"] for each in history if each.get("operation") == "VACUUM END"), 0
+        )
+        # Each lists the directory, so a tenth of the time has to pass between them.
+        if history[-1]["timestamp"] > since_ms or vacuumed_ms > since_ms + age_s * 900:
+            return 0
+        try:
+            return len(table.vacuum(hours, dry_run=False, enforce_retention_duration=False))
+        except (DeltaError, OSError) as error:
+            raise UnavailableError(f"VACUUM of {self.directory}: {reason_of(error)}") from error
 
     def _has_moved_on(self, after: Loaded) -> bool:
         """Return whether another writer committed since ``after`` was loaded."""
@@ -327,7 +386,7 @@ def _has_record(table: DeltaTable, values: Mapping[str, int]) -> bool:
     except DeltaError as error:
         raise InvalidRequestError(
             f"the log of {table.table_uri} was cleaned up since the last load, and its records "
-            f"cannot be read: {error}; load into another table, with a new checkpoint"
+            f"cannot be read: {reason_of(error)}; load into another table, with a new checkpoint"
         ) from error
     return found > 0
 
@@ -343,17 +402,11 @@ def _properties(state: TableState, proposal: Proposal) -> CommitProperties:
     )
 
 
-def _named(file: DataFile) -> DataFile:
-    """Return the file's staged name; the version number is unknown before the commit."""
-    return msgspec.structs.replace(file, name=f"part-{Path(file.staged).name}")
+def _add_action(file: DataFile, *, is_change: bool) -> AddAction:
+    """Return the action that adds a file; the rows of a merged one are no change of data."""
+    statistics = json.dumps({"numRecords": file.rows})
+    return AddAction(file.name, file.size_bytes, {}, _now_ms(), is_change, statistics)
 
 
-def _add_action(file: DataFile) -> AddAction:
-    return AddAction(
-        file.name,
-        file.size_bytes,
-        {},
-        time.time_ns() // 1_000_000,
-        True,
-        json.dumps({"numRecords": file.rows}),
-    )
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -3,18 +3,16 @@
     table/part-<commit>-<n>.parquet          committed data, hard links of staged files
     table/_strandline/commits/<number>.json  manifests; the truth
 
-Rules: a manifest appears by linking a finished file to a name that must not exist, so of two
-writers one wins and a reader never sees half of one; everything a manifest names is on the disk
-before the manifest is; a data file gets its place only after the manifest that names it, so a plain
-listing of the directory never shows what is not committed. Must not know Spark, nor what may be
-committed.
+Rules: a manifest appears at once under a name that must not exist, so of two writers one wins and a
+reader never sees half of one; everything a manifest names is durable before the manifest is; a data
+file gets its place only after the manifest that names it, so a plain listing of a directory never
+shows what is not committed. (A listing of an object store may: files are written in their place.)
+Must not know Spark, nor what may be committed.
 """
 
-import os
 import time
-import uuid
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,24 +20,25 @@ import pyarrow.parquet as pq
 from strandline.errors import DataLossError, InvalidRequestError
 from strandline.spark.table_log import (
     DataFile,
+    LiveFile,
     Manifest,
     Proposal,
     TableState,
     decode_manifest,
     encode_manifest,
+    live_files,
     manifest_of,
+    numbered,
+    staged_name,
 )
 from strandline.spark.table_store import (
+    COMMITS,
     META_DIRECTORY,
     Loaded,
+    LocalDirectory,
+    TableDirectory,
     TableStore,
-    gone,
     local_path,
-    make_directory,
-    remove_garbage,
-    sync_directory,
-    unusable,
-    write_durably,
 )
 
 DELTA_LOG = "_delta_log"
@@ -47,34 +46,38 @@ DELTA_LOG = "_delta_log"
 
 
 class TableFiles(TableStore):
-    """The files of the table at ``path``; creates nothing before the first write.
+    """The files of a table; creates nothing before the first write.
 
     Args:
-        path: directory, absolute or relative, or a ``file:`` URI.
+        directory: of the table, or its path: absolute, relative or a ``file:`` URI.
 
     Raises:
         InvalidConfigError: a URI of another kind.
     """
 
-    def __init__(self, path: str) -> None:
-        super().__init__(local_path(path))
-        self.commits = self.root / META_DIRECTORY / "commits"
+    def __init__(self, directory: TableDirectory | str) -> None:
+        if isinstance(directory, str):
+            directory = LocalDirectory(local_path(directory))
+        super().__init__(directory)
 
     def refuse_other_kind(self, schema: pa.Schema | None = None) -> None:
         """Check that the directory is a table of plain files, or may become one."""
         del schema  # the manifests have the table's
-        if (self.root / DELTA_LOG).is_dir():
+        names = self.directory.names("")
+        if DELTA_LOG in names:
             raise InvalidRequestError(
-                f"{self.root} is a Delta table; set tableFormat=delta, or choose another directory"
+                f"{self.directory} is a Delta table; set tableFormat=delta, or choose another "
+                "directory"
             )
-        if self.root.is_dir() and not self.commits.is_dir():
-            names = (path.name for path in self.root.iterdir())
-            strangers = [name for name in names if not name.startswith((".", "_"))]
-            if strangers:
-                raise InvalidRequestError(
-                    f"{self.root} is not empty and not a table ({strangers[0]}); "
-                    "choose another directory"
-                )
+        strangers = [name for name in names if not name.startswith((".", "_"))]
+        if strangers and COMMITS not in self._folders():
+            raise InvalidRequestError(
+                f"{self.directory} is not empty and not a table ({strangers[0]}); "
+                "choose another directory"
+            )
+
+    def _folders(self) -> list[str]:
+        return [f"{META_DIRECTORY}/{name}" for name in self.directory.names(META_DIRECTORY)]
 
     def create(self) -> None:
         """Create the directories, durably.
@@ -83,8 +86,7 @@ class TableFiles(TableStore):
             InvalidRequestError: the directory holds other files.
         """
         self.refuse_other_kind()
-        super().create()
-        make_directory(self.commits)
+        self.directory.create(COMMITS)
 
     def sequences(self) -> list[int]:
         """Return the numbers of the published manifests, ascending; empty if there is no table.
@@ -92,12 +94,7 @@ class TableFiles(TableStore):
         Raises:
             InvalidConfigError: the path is not a directory, or not readable.
         """
-        try:
-            names = [path.name for path in self.commits.iterdir()]
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise unusable(self.root, error) from error
+        names = self.directory.names(COMMITS)
         return sorted(int(name[:-5]) for name in names if name[:-5].isdecimal())
 
     def load(self) -> Loaded:
@@ -105,8 +102,8 @@ class TableFiles(TableStore):
         last = self.load_last()
         if last is not None:
             # Its writer may have been killed before the sync, or before it placed the files.
-            sync_directory(self.commits)
-            self.link_staged(last.files, self.root)
+            self.directory.settle(COMMITS)
+            self.directory.place(last.files)
         return Loaded(last)
 
     def load_manifest(self, sequence: int) -> Manifest:
@@ -116,11 +113,12 @@ class TableFiles(TableStore):
             DataLossError: it does not exist.
             InvalidRecordError: it is corrupt.
         """
-        path = self._manifest_path(sequence)
+        name = _manifest_name(sequence)
+        where = f"{self.directory}/{name}"
         try:
-            return decode_manifest(path.read_bytes(), name=str(path))
+            return decode_manifest(self.directory.read(name), name=where)
         except FileNotFoundError as error:
-            raise DataLossError(f"manifest {path} is missing") from error
+            raise DataLossError(f"manifest {where} is missing") from error
 
     def load_last(self) -> Manifest | None:
         """Return the newest manifest, or None before the first commit."""
@@ -128,56 +126,87 @@ class TableFiles(TableStore):
         return self.load_manifest(sequences[-1]) if sequences else None
 
     def load_all(self) -> list[Manifest]:
-        """Return every manifest, oldest first.
+        """Return the manifests that name the table's files, oldest first.
 
         Raises:
             DataLossError: one is missing.
         """
-        sequences = self.sequences()
-        if sequences and sequences != list(range(sequences[-1] + 1)):
-            raise DataLossError(f"manifests are missing in {self.commits}")
-        return [self.load_manifest(sequence) for sequence in sequences]
+        last = self.load_last()
+        return [] if last is None else self._manifests_of(last)
 
     def publish(self, after: Loaded, state: TableState, proposal: Proposal) -> bool:
-        """Link the manifest of ``state`` to its number, which must be free."""
-        del after  # the state's number says what it follows
-        self.refuse_missing(proposal.files)
-        manifest = manifest_of(state, proposal, now_ms=time.time_ns() // 1_000_000)
-        building = self.commits / f".{uuid.uuid4().hex}.tmp"
-        write_durably(building, encode_manifest(manifest))
-        try:
-            os.link(building, self._manifest_path(manifest.sequence))
-        except FileExistsError:
+        """Write the manifest of ``state`` under its number, which must be free."""
+        self.directory.refuse_missing(proposal.files)
+        named = [
+            staged_name(file) if self.directory.in_place else numbered(file, state.sequence, i)
+            for i, file in enumerate(proposal.files)
+        ]
+        files, base = named, 0 if after.state is None else _manifest(after).base
+        if proposal.replaces:
+            replaced, listed = set(proposal.replaces), self._manifests_of(_manifest(after))
+            kept = [file for file in live_files(listed) if file.name not in replaced]
+            files, base = [*kept, *named], state.sequence
+        manifest = manifest_of(
+            state, proposal, files=files, base=base, now_ms=time.time_ns() // 1_000_000
+        )
+        name = _manifest_name(manifest.sequence)
+        if not self.directory.create_file(name, encode_manifest(manifest)):
             return False
-        finally:
-            building.unlink()
-        sync_directory(self.commits)
-        self.link_staged(manifest.files, self.root)
+        self.directory.place(named)
         return True
 
     def scan(self, loaded: Loaded) -> Iterator[pa.RecordBatch]:
         """Yield the rows that the manifests up to the loaded one name."""
-        assert loaded.state is not None
-        for sequence in range(loaded.state.sequence + 1):
-            for file in self.load_manifest(sequence).files:
-                with pq.ParquetFile(self.locate(file)) as parquet:
-                    yield from parquet.iter_batches()
+        for file in self.live_files(loaded):
+            with pq.ParquetFile(self.open_live(loaded, file)) as parquet:
+                yield from parquet.iter_batches()
 
-    def locate(self, file: DataFile) -> Path:
-        """Return the current path of a committed file.
+    def live_files(self, loaded: Loaded) -> list[LiveFile]:
+        """Return what the manifests up to the loaded one name."""
+        return [
+            LiveFile(path=file.name, rows=file.rows, size_bytes=file.size_bytes)
+            for file in live_files(self._manifests_of(_manifest(loaded)))
+        ]
 
-        Raises:
-            DataLossError: it is neither in its place nor staged.
-        """
-        # Check staging second, and the place once more, since a file may move meanwhile.
-        for path in (self.root / file.name, self.staging / file.staged, self.root / file.name):
-            if path.exists():
-                return path
-        raise gone(self.root / file.name)
+    def open_live(self, loaded: Loaded, file: LiveFile) -> Any:
+        """Open a file, which may still be staged if its commit is the loaded one."""
+        newest = {each.name: each for each in _manifest(loaded).files}
+        named = newest.get(file.path) or DataFile(
+            name=file.path, staged="", rows=file.rows, size_bytes=file.size_bytes
+        )
+        return self.directory.open_file(self.directory.locate(named))
 
-    def collect_garbage(self, *, age_s: float) -> int:
-        """Remove files that failed attempts left, half-written manifests too."""
-        return super().collect_garbage(age_s=age_s) + remove_garbage(self.commits, age_s)
+    def committed_at_ms(self, loaded: Loaded) -> int | None:
+        """Return the time in the manifest."""
+        return None if loaded.state is None else _manifest(loaded).committed_at_ms
 
-    def _manifest_path(self, sequence: int) -> Path:
-        return self.commits / f"{sequence:020d}.json"
+    def expire(self, *, age_s: float) -> int:
+        """Remove files replaced so long ago, and the manifests that name them."""
+        limit_ms = time.time_ns() // 1_000_000 - int(age_s * 1000)
+        removed, passed = 0, list[int]()
+        for sequence in self.sequences():
+            manifest = self.load_manifest(sequence)
+            if manifest.committed_at_ms > limit_ms:
+                break
+            if passed and manifest.replaced:
+                # Files first: after a crash the manifests still say which.
+                self.directory.remove(manifest.replaced)
+                self.directory.remove([_manifest_name(each) for each in passed])
+                removed, passed = removed + len(manifest.replaced), []
+            passed.append(sequence)
+        return removed
+
+    def _manifests_of(self, last: Manifest) -> list[Manifest]:
+        """Return a manifest and those before it that name the files of its table."""
+        before = range(last.base, last.sequence)
+        return [*(self.load_manifest(sequence) for sequence in before), last]
+
+
+def _manifest(loaded: Loaded) -> Manifest:
+    """Return the manifest that was loaded."""
+    assert isinstance(loaded.state, Manifest), loaded
+    return loaded.state
+
+
+def _manifest_name(sequence: int) -> str:
+    return f"{COMMITS}/{sequence:020d}.json"

@@ -12,10 +12,12 @@ under the table's location before the commit. Must not know Spark, nor what may 
 
 import contextlib
 import json
+import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -25,22 +27,26 @@ from pyiceberg.exceptions import (
     CommitStateUnknownException,
     NoSuchTableError,
 )
+from pyiceberg.io.pyarrow import parquet_file_to_data_file
+from pyiceberg.manifest import DataFile, FileFormat
 from pyiceberg.table import Table, Transaction
 from pyiceberg.table.snapshots import Snapshot
 
 from strandline.errors import InvalidConfigError, InvalidRequestError, UnavailableError
 from strandline.spark.table_log import (
+    LiveFile,
     Proposal,
     TableState,
     decode_schema,
     decode_state,
     encode_state,
+    staged_name,
 )
 from strandline.spark.table_store import (
     Loaded,
+    TableDirectory,
     TableStore,
-    local_path,
-    make_directory,
+    reason_of,
     refuse_without_records,
 )
 
@@ -57,19 +63,28 @@ class IcebergStore(TableStore):
 
     Args:
         name: ``namespace.table``.
-        root: the directory of the table; ``iceberg_root`` finds it.
+        directory: of the table; its files are in ``data``.
         catalog: properties of the catalog, as pyiceberg takes them, with its ``name``.
+        storage: settings of the object store.
     """
 
-    def __init__(self, name: str, *, root: Path, catalog: Mapping[str, str]) -> None:
-        super().__init__(root)
+    def __init__(
+        self,
+        name: str,
+        *,
+        directory: TableDirectory,
+        catalog: Mapping[str, str],
+        storage: Mapping[str, str],
+    ) -> None:
+        super().__init__(directory)
         self.name = name
-        self.catalog = dict(catalog)
+        self._catalog = dict(catalog)
+        self._storage = dict(storage)
 
     def load(self) -> Loaded:
         """Return the state in the table's properties, and the table as loaded."""
         try:
-            table = open_catalog(self.catalog).load_table(self.name)
+            table = _load_table(self.name, self._catalog, self._storage)
         except NoSuchTableError:
             return Loaded(None)
         stored = table.properties.get(STATE_KEY)
@@ -77,11 +92,6 @@ class IcebergStore(TableStore):
             return Loaded(None, table)
         state = decode_state(stored, name=f"property {STATE_KEY} of {self.name}")
         return Loaded(_current_state(table, state), table)
-
-    def create(self) -> None:
-        """Create the directories, durably."""
-        super().create()
-        make_directory(self.root / "data")
 
     def publish(self, after: Loaded, state: TableState, proposal: Proposal) -> bool:
         """Add the files and set the state in one transaction on the table that was loaded."""
@@ -92,22 +102,26 @@ class IcebergStore(TableStore):
                 transaction.set_properties({_RETRIES_KEY: "0"})
             return False
         _refuse_unwritable(table, decode_schema(state.arrow_schema))
-        self.refuse_missing(proposal.files)
-        named = [msgspec.structs.replace(file, name=file.staged) for file in proposal.files]
-        data = self.root / "data"
-        self.link_staged(named, data)
-        paths = [f"file://{data / file.name}" for file in named]
+        self.directory.refuse_missing(proposal.files)
+        named = [staged_name(file) for file in proposal.files]
+        self.directory.place(named)
+        paths = [self.directory.uri(file) for file in named]
         # A file of a failed commit keeps its name: the outcome is not always known.
         try:
             with table.transaction() as transaction:
                 transaction.set_properties({STATE_KEY: encode_state(state), _RETRIES_KEY: "0"})
-                _add(transaction, paths, summary=_summary(state, proposal))
+                if proposal.replaces:
+                    _replace(
+                        transaction, proposal.replaces, paths, summary=_summary(state, proposal)
+                    )
+                else:
+                    _add(transaction, paths, summary=_summary(state, proposal))
         except CommitFailedException:
             return False
         except ValueError as error:  # the file does not fit the table
             raise _unwritable(table, reason=str(error).partition("\n")[0]) from error
-        except CommitStateUnknownException as error:
-            raise UnavailableError(f"the catalog of {self.name}: {error}") from error
+        except (CommitStateUnknownException, OSError) as error:
+            raise UnavailableError(f"the catalog of {self.name}: {reason_of(error)}") from error
         return True
 
     def scan(self, loaded: Loaded) -> Iterator[pa.RecordBatch]:
@@ -116,17 +130,65 @@ class IcebergStore(TableStore):
         names = decode_schema(loaded.state.arrow_schema).names
         yield from loaded.at.scan(selected_fields=tuple(names)).to_arrow_batch_reader()
 
+    def live_files(self, loaded: Loaded) -> list[LiveFile]:
+        """Return the Parquet files of the snapshot without deleted rows."""
+        return [
+            LiveFile(path=f.file_path, rows=f.record_count, size_bytes=f.file_size_in_bytes)
+            for f in _data_files(loaded.at)
+        ]
 
-def open_catalog(properties: Mapping[str, str]) -> Catalog:
+    def open_live(self, loaded: Loaded, file: LiveFile) -> Any:
+        """Open a file at its location."""
+        del loaded
+        return self.directory.open_file(file.path)
+
+    def committed_at_ms(self, loaded: Loaded) -> int | None:
+        """Return the time of the current snapshot."""
+        snapshot = loaded.at.current_snapshot() if loaded.at is not None else None
+        return None if snapshot is None else int(snapshot.timestamp_ms)
+
+    def expire(self, *, age_s: float) -> int:
+        """Expire snapshots and remove data files that only they had."""
+        table: Table | None = self.load().at
+        now_s = time.time()
+        ages_s = [now_s - each.timestamp_ms / 1000 for each in table.snapshots()] if table else []
+        # A tenth of the time at once: each reads all manifests.
+        if table is None or max(ages_s, default=0) < age_s * 1.1:
+            return 0
+        try:
+            before = _all_paths(table)
+            oldest = datetime.fromtimestamp(now_s - age_s, UTC).replace(tzinfo=None)
+            table.maintenance.expire_snapshots().older_than(oldest).commit()
+            gone = before - _all_paths(table.refresh())
+            for path in gone:
+                table.io.delete(path)
+        except CommitFailedException:
+            return 0  # another commit came first; the next call does it
+        except (CommitStateUnknownException, OSError) as error:
+            raise UnavailableError(f"the snapshots of {self.name}: {reason_of(error)}") from error
+        return len(gone)
+
+
+def open_catalog(
+    properties: Mapping[str, str], storage: Mapping[str, str] | None = None
+) -> Catalog:
     """Open a catalog; pyiceberg's own configuration completes the properties.
 
     A catalog in a database closes its connections once it and its tables are garbage-collected.
+
+    Args:
+        properties: of the catalog, with its ``name``.
+        storage: settings of the object store, with references in place of secrets.
 
     Raises:
         InvalidConfigError: they name no catalog, or one that cannot be opened.
         UnavailableError: the catalog does not answer.
     """
     rest = {key: value for key, value in properties.items() if key != "name"}
+    if storage:
+        from strandline.spark.table_objects import iceberg_properties
+
+        rest = iceberg_properties(storage) | rest
     try:
         opened = load_catalog(properties.get("name", "default"), **rest)
     except Exception as error:  # SQLAlchemy, requests and others
@@ -141,24 +203,28 @@ def open_catalog(properties: Mapping[str, str]) -> Catalog:
     return opened
 
 
-def prepare_iceberg(name: str, *, catalog: Mapping[str, str], schema: pa.Schema) -> Path:
-    """Create the table if it does not exist; return its directory.
+def prepare_iceberg(
+    name: str, *, catalog: Mapping[str, str], storage: Mapping[str, str], schema: pa.Schema
+) -> None:
+    """Create the table if it does not exist.
 
     Args:
         name: ``namespace.table``.
         catalog: as ``IcebergStore``.
+        storage: as ``IcebergStore``.
         schema: of a new table.
 
     Raises:
-        InvalidConfigError: the table is at a location that is not writable.
         InvalidRequestError: it is partitioned, or has other columns.
     """
     namespace = _namespace_of(name)
-    opened = open_catalog(catalog)
-    opened.create_namespace_if_not_exists(namespace)
-    table = opened.create_table_if_not_exists(name, schema=schema, properties={_RETRIES_KEY: "0"})
+    opened = open_catalog(catalog, storage)
+    with _reached(name):
+        opened.create_namespace_if_not_exists(namespace)
+        table = opened.create_table_if_not_exists(
+            name, schema=schema, properties={_RETRIES_KEY: "0"}
+        )
     _refuse_unwritable(table, schema)
-    return local_path(table.location())
 
 
 def _namespace_of(name: str) -> str:
@@ -175,6 +241,35 @@ def _add(transaction: Transaction, paths: list[str], *, summary: dict[str, str])
     else:
         empty = transaction.table_metadata.schema().as_arrow().empty_table()
         transaction.append(empty, snapshot_properties=summary)
+
+
+def _replace(
+    transaction: Transaction, replaced: Sequence[str], paths: list[str], *, summary: dict[str, str]
+) -> None:
+    """Replace data files by others with the same rows, in one snapshot."""
+    table = transaction._table  # noqa: SLF001 - as loaded; a transaction does not show it
+    with transaction.update_snapshot(snapshot_properties=summary).overwrite() as snapshot:
+        for file in _data_files(table):
+            if file.file_path in replaced:
+                snapshot.delete_data_file(file)
+        for path in paths:
+            snapshot.append_data_file(
+                parquet_file_to_data_file(table.io, transaction.table_metadata, path)
+            )
+
+
+def _data_files(table: Table) -> list[DataFile]:
+    """Return the Parquet files of the current snapshot whose rows are all there."""
+    return [
+        task.file
+        for task in table.scan().plan_files()
+        if not task.delete_files and task.file.file_format == FileFormat.PARQUET
+    ]
+
+
+def _all_paths(table: Table) -> set[str]:
+    """Return the paths of the data files of all snapshots."""
+    return set(table.inspect.all_data_files().column("file_path").to_pylist())
 
 
 def _current_state(table: Table, state: TableState) -> TableState:
@@ -265,15 +360,30 @@ def _summary(state: TableState, proposal: Proposal) -> dict[str, str]:
     }
 
 
-def existing_iceberg(name: str, *, catalog: Mapping[str, str]) -> IcebergStore:
-    """Return an existing table.
+def location_of(name: str, *, catalog: Mapping[str, str], storage: Mapping[str, str]) -> str:
+    """Return the location of an existing table.
 
     Raises:
         InvalidConfigError: it does not exist.
     """
     _namespace_of(name)
     try:
-        table = open_catalog(catalog).load_table(name)
+        return _load_table(name, catalog, storage).location()
     except NoSuchTableError as error:
         raise InvalidConfigError(f"the catalog has no table {name}") from error
-    return IcebergStore(name, root=local_path(table.location()), catalog=catalog)
+
+
+def _load_table(name: str, catalog: Mapping[str, str], storage: Mapping[str, str]) -> Table:
+    """Load a table's newest metadata."""
+    opened = open_catalog(catalog, storage)
+    with _reached(name):
+        return opened.load_table(name)
+
+
+@contextlib.contextmanager
+def _reached(name: str) -> Iterator[None]:
+    """Translate the errors of a catalog or object store that does not answer."""
+    try:
+        yield
+    except OSError as error:
+        raise UnavailableError(f"the catalog or metadata of {name}: {reason_of(error)}") from error

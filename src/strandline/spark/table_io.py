@@ -6,6 +6,7 @@ Spark also calls it after a commit that succeeded without an answer; garbage is 
 ``table_log`` decides what may be committed.
 """
 
+import logging
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,18 +24,21 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from strandline.errors import InvalidConfigError
+from strandline.errors import InvalidConfigError, UnavailableError
 from strandline.spark.arrow import SparkCast, sized_batches
 from strandline.spark.decode import decoded_schema, refuse_case_twins
 from strandline.spark.options import TableOptions
 from strandline.spark.publication import Part, publish
 from strandline.spark.table import commit, committed_files, committed_schema
+from strandline.spark.table_compact import compact
 from strandline.spark.table_gaps import GapExplainer
 from strandline.spark.table_log import Proposal, decide, encode_schema, merge_ranges
-from strandline.spark.table_open import open_store
+from strandline.spark.table_open import directory_of, open_store
 from strandline.spark.table_stage import FileSettings, StagedRows, stage, tracks_offsets
 from strandline.spark.table_values import Decoding, check_decoding, refuse_unkept, value_schema
 from strandline.spark.worker import micro_batch, settle
+
+logger = logging.getLogger(__name__)
 
 _READ_ROWS = 8192
 _TASK_FILES = 32
@@ -116,6 +120,19 @@ class TableCommitter:
                 publish(self.options.server, letters, timeout_ms=_PUBLISH_TIMEOUT_MS)
             age_ms = self.options.garbage_age_ms
             commit(self.store, proposal, garbage_age_ms=age_ms, explain=self.gaps.explain)
+            self._maintain()
+
+    def _maintain(self) -> None:
+        """Merge small files if there are too many, and expire old snapshots then."""
+        if not self.options.compaction:
+            return
+        try:
+            compression = self.options.compression
+            if compact(self.store, file_bytes=self.options.file_bytes, compression=compression):
+                self.store.expire(age_s=self.options.snapshot_age_ms / 1000)
+        except UnavailableError as error:
+            # The batch is committed. The next commit tries again.
+            logger.warning("compaction of %s: %s", self.store.directory, error)
 
 
 class StreamTableWriter(DataSourceStreamArrowWriter):
@@ -164,15 +181,18 @@ class TableReader(DataSourceReader):
     """Reads the files that are committed when the DataFrame is first used."""
 
     def __init__(self, options: TableOptions, schema: StructType) -> None:
-        self.path = options.path
+        self.path, self.storage = options.path, options.storage
+        self.directory = directory_of(options.path, options.storage)
         self.target = to_arrow_schema(schema, timezone="UTC")
-        unknown = set(schema.fieldNames()) - set(committed_schema(options.path).names)
+        unknown = set(schema.fieldNames()) - set(
+            committed_schema(options.path, storage=options.storage).names
+        )
         if unknown:
             raise InvalidConfigError(f"the table has no column '{min(unknown)}'")
 
     def partitions(self) -> list[InputPartition]:
         """Return tasks of a few files each."""
-        paths = committed_files(self.path)
+        paths = committed_files(self.path, storage=self.storage)
         return [
             InputPartition(paths[i : i + _TASK_FILES]) for i in range(0, len(paths), _TASK_FILES)
         ]
@@ -183,7 +203,7 @@ class TableReader(DataSourceReader):
 
     def _batches(self, paths: list[str]) -> Iterator[pa.RecordBatch]:
         for path in paths:
-            with pq.ParquetFile(path) as file:
+            with pq.ParquetFile(self.directory.open_file(path)) as file:
                 yield from file.iter_batches(batch_size=_READ_ROWS, columns=self.target.names)
 
 

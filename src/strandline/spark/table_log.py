@@ -49,9 +49,18 @@ class DataFile(msgspec.Struct, frozen=True, kw_only=True):
     """A Parquet file of the table."""
 
     name: str
-    """Its name in the table's directory, once placed there."""
+    """Its name among the committed files, once placed there."""
     staged: str
     """Its name in the staging directory."""
+    rows: int
+    size_bytes: int
+
+
+class LiveFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A data file of a table as it was loaded, whoever wrote it."""
+
+    path: str
+    """As the table's log has it."""
     rows: int
     size_bytes: int
 
@@ -90,6 +99,11 @@ class Manifest(TableState, frozen=True, kw_only=True, forbid_unknown_fields=True
     rows: int
     committed_at_ms: int
     files: list[DataFile]
+    """What it adds, or, if it is complete, all of the table's."""
+    base: int = 0
+    """Number of the newest complete manifest, possibly this one; or of the first."""
+    replaced: list[str] = []
+    """If it is complete: the files that it replaces."""
 
 
 class Proposal(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,6 +122,8 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     """As in ``TableState``."""
     stored: Ranges = {}
     """The stream's record counts for the spans that ``unexplained`` returns."""
+    replaces: list[str] = []
+    """The paths of live files that ``files`` have the rows of: a merge adds no records."""
 
     @property
     def rows(self) -> int:
@@ -202,8 +218,18 @@ def refuse_other_stream(state: TableState, stream: str | None) -> None:
         )
 
 
-def manifest_of(state: TableState, proposal: Proposal, *, now_ms: int) -> Manifest:
-    """Return the manifest that makes ``state`` the newest, with the proposal's files named."""
+def manifest_of(
+    state: TableState, proposal: Proposal, *, files: list[DataFile], base: int, now_ms: int
+) -> Manifest:
+    """Return the manifest that makes ``state`` the newest.
+
+    Args:
+        state: after the commit.
+        proposal: what is committed.
+        files: what the manifest lists, as named.
+        base: number of the newest complete manifest.
+        now_ms: Unix time.
+    """
     return Manifest(
         sequence=state.sequence,
         arrow_schema=state.arrow_schema,
@@ -213,9 +239,11 @@ def manifest_of(state: TableState, proposal: Proposal, *, now_ms: int) -> Manife
         stream=state.stream,
         txn_id=proposal.txn_id,
         batch=proposal.batch,
-        rows=proposal.rows,
+        rows=sum(file.rows for file in files),
         committed_at_ms=now_ms,
-        files=[_named(file, state.sequence, i) for i, file in enumerate(proposal.files)],
+        files=files,
+        base=base,
+        replaced=proposal.replaces,
     )
 
 
@@ -281,8 +309,14 @@ def _joined(a: RangeSummary, b: RangeSummary) -> RangeSummary:
     )
 
 
-def _named(file: DataFile, sequence: int, index: int) -> DataFile:
+def numbered(file: DataFile, sequence: int, index: int) -> DataFile:
+    """Return a file named after its commit."""
     return msgspec.structs.replace(file, name=f"part-{sequence:020d}-{index:05d}.parquet")
+
+
+def staged_name(file: DataFile) -> DataFile:
+    """Return a file that keeps its staged name, where the number of its commit is not known."""
+    return msgspec.structs.replace(file, name=file.staged)
 
 
 def _decoded(data: bytes | str, kind: type[S], name: str) -> S:

@@ -14,7 +14,7 @@ import pyarrow as pa
 from strandline.errors import InvalidConfigError
 from strandline.spark.options import TableFormat, TableOptions
 from strandline.spark.table_files import TableFiles
-from strandline.spark.table_store import TableStore
+from strandline.spark.table_store import LocalDirectory, TableDirectory, TableStore, local_path
 
 
 def open_store(options: TableOptions, schema: pa.Schema) -> TableStore:
@@ -24,12 +24,11 @@ def open_store(options: TableOptions, schema: pa.Schema) -> TableStore:
         InvalidConfigError: the format's library is not installed, or the path is not its kind.
         InvalidRequestError: the path has something else than a table of this kind.
     """
+    where = {"catalog": options.catalog, "storage": options.storage}
     if options.table_format == "iceberg":
         iceberg = _library("strandline.spark.table_iceberg", "pyiceberg")
-        root = iceberg.prepare_iceberg(options.path, catalog=options.catalog, schema=schema)
-        store: TableStore = iceberg.IcebergStore(options.path, root=root, catalog=options.catalog)
-        return store
-    store = existing_store(options.path, table_format=options.table_format)
+        iceberg.prepare_iceberg(options.path, schema=schema, **where)
+    store = existing_store(options.path, table_format=options.table_format, **where)
     store.refuse_other_kind(schema)
     return store
 
@@ -39,21 +38,49 @@ def existing_store(
     *,
     table_format: TableFormat = "parquet",
     catalog: Mapping[str, str] | None = None,
+    storage: Mapping[str, str] | None = None,
 ) -> TableStore:
     """Return the table at a path for reading; creates nothing.
 
     Raises:
         InvalidConfigError: the format's library is not installed, or the path is not its kind.
     """
+    settings = storage or {}
     if table_format == "parquet":
-        return TableFiles(path)
+        return TableFiles(directory_of(path, settings))
     if table_format == "delta":
         delta = _library("strandline.spark.table_delta", "deltalake")
-        store: TableStore = delta.DeltaStore(path)
+        store: TableStore = delta.DeltaStore(directory_of(path, settings))
         return store
     iceberg = _library("strandline.spark.table_iceberg", "pyiceberg")
-    opened: TableStore = iceberg.existing_iceberg(path, catalog=catalog or {})
+    where = {"catalog": catalog or {}, "storage": settings}
+    directory = directory_of(iceberg.location_of(path, **where), settings, data="data")
+    opened: TableStore = iceberg.IcebergStore(path, directory=directory, **where)
     return opened
+
+
+def is_object_url(path: str) -> bool:
+    """Return whether a table's path is in an object store."""
+    return "://" in path and not path.startswith("file:")
+
+
+def directory_of(path: str, storage: Mapping[str, str], *, data: str = "") -> TableDirectory:
+    """Return the directory of a path, ``file:`` URI or URL.
+
+    Args:
+        path: of the table.
+        storage: settings of its object store.
+        data: the folder of its data files.
+
+    Raises:
+        InvalidConfigError: a URL of another kind, or settings that are not valid.
+    """
+    if is_object_url(path):
+        objects = _library("strandline.spark.table_objects", "obstore")
+        made: TableDirectory = objects.ObjectDirectory(path, storage=storage, data=data)
+        return made
+    root = local_path(path)
+    return LocalDirectory(root, root / data)
 
 
 def _library(module: str, package: str) -> Any:

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from strandline.errors import InvalidRecordError
 from strandline.spark.decode import RECORD_PREFIX
 from strandline.spark.table_log import DataFile, Ranges, RangeSummary, merge_ranges
-from strandline.spark.table_store import TableStore, sync_directory, sync_file
+from strandline.spark.table_store import TableStore
 
 _ROW_GROUP_BYTES = 64 << 20
 _WORD = 1 << 64
@@ -79,7 +79,7 @@ def stage(
         writer.discard()
         raise
     if writer.files:
-        sync_directory(store.staging)
+        store.directory.seal_names()
     return StagedRows(files=writer.files, ranges=merge_ranges(found))
 
 
@@ -142,12 +142,12 @@ class _RollingWriter:
             self._out.close()
         if self._path is not None:
             self._path.unlink(missing_ok=True)
-        self.store.discard([file.staged for file in self.files])
+        self.store.directory.discard([file.staged for file in self.files])
 
     def _write_row_group(self) -> None:
         schema = self.settings.schema
         if self._out is None:
-            self._path = self.store.new_staged_path(self.settings.prefix)
+            self._path = self.store.directory.new_staged_path(self.settings.prefix)
             # Dictionaries pay for repeated text. Long binary values only fill them up, and numbers
             # that ascend cost a quarter of the whole write there, and four bytes a row (measured).
             ascending = [each.name for each in schema if _ascends(each)]
@@ -168,8 +168,7 @@ class _RollingWriter:
         if self._out is None or self._path is None:
             return
         self._out.close()
-        sync_file(self._path)
-        size = self._path.stat().st_size
+        size = self.store.directory.seal(self._path)
         self.files.append(
             DataFile(name="", staged=self._path.name, rows=self._rows, size_bytes=size)
         )

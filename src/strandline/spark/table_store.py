@@ -5,11 +5,13 @@
 Rules: a staged file is durable under a random name that no reader lists. Committing names it in the
 table's log, and a hard link puts it where readers look: after the commit for plain Parquet, before
 it for Delta Lake and Iceberg, whose log alone says what is in the table. The number of the next
-commit is compared and set by the table's own log, so that of two writers one wins. Needs a POSIX
-file system with hard links that all writers share. Must not know Spark, nor what may be committed.
+commit is compared and set by the table's own log, so that of two writers one wins. A directory has
+to be on a POSIX file system with hard links that all writers share; ``table_objects`` is for object
+stores. Must not know Spark, nor what may be committed.
 """
 
 import os
+import re
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -27,9 +29,12 @@ from strandline.errors import (
     UnavailableError,
 )
 from strandline.spark.decode import RECORD_PREFIX
-from strandline.spark.table_log import DataFile, Proposal, TableState, decode_schema
+from strandline.spark.table_log import DataFile, LiveFile, Proposal, TableState, decode_schema
 
 META_DIRECTORY = "_strandline"
+COMMITS = f"{META_DIRECTORY}/commits"
+"""The folder of a plain table's manifests."""
+_REASON_LENGTH = 500
 _PLACED_GRACE_S = 600.0
 """Time for a reader that found a file in staging to open it before that name is removed."""
 
@@ -43,16 +48,255 @@ class Loaded(NamedTuple):
     """Specific to the store: ``publish`` compares with it."""
 
 
-class TableStore(ABC):
-    """A table in a directory.
+class TableDirectory(ABC):
+    """Where the files of a table are; tasks stage them, a commit of the table's log names them."""
+
+    retry_pauses_s: tuple[float, ...] = ()
+    """Pauses before a commit with an unknown outcome is decided anew."""
+    in_place: bool
+    """Whether a staged file is where readers look, so that no commit moves it."""
+
+    @abstractmethod
+    def create(self, *folders: str) -> None:
+        """Create what tasks and commits write into, durably; has no effect when repeated."""
+
+    @abstractmethod
+    def new_staged_path(self, prefix: str) -> Path:
+        """Return a unique path at which a task writes a file."""
+
+    @abstractmethod
+    def seal(self, path: Path) -> int:
+        """Make a written file durable under its name; return its size."""
+
+    @abstractmethod
+    def seal_names(self) -> None:
+        """Make the names of sealed files durable."""
+
+    @abstractmethod
+    def place(self, files: Sequence[DataFile]) -> None:
+        """Put staged files where readers look, durably; has no effect when repeated.
+
+        Raises:
+            DataLossError: a file is neither in its place nor staged.
+        """
+
+    @abstractmethod
+    def refuse_missing(self, files: Sequence[DataFile]) -> None:
+        """Check that staged files exist as written.
+
+        Raises:
+            DataLossError: one is gone or of another size.
+        """
+
+    @abstractmethod
+    def discard(self, staged: Sequence[str]) -> None:
+        """Remove staged files that no commit names."""
+
+    @abstractmethod
+    def collect_garbage(self, *, age_s: float) -> int:
+        """Remove files that failed attempts left; return their number.
+
+        Args:
+            age_s: seconds since the last write after which an uncommitted file is garbage; must
+                exceed the longest job, whose first tasks finish long before it commits.
+        """
+
+    @abstractmethod
+    def locate(self, file: DataFile) -> str:
+        """Return the path or URL of a committed file.
+
+        Raises:
+            DataLossError: it is gone.
+        """
+
+    @abstractmethod
+    def remove(self, names: Sequence[str]) -> None:
+        """Remove committed files, or others by their names in the table."""
+
+    @abstractmethod
+    def uri(self, file: DataFile) -> str:
+        """Return the URI of a file's place."""
+
+    @abstractmethod
+    def open_file(self, located: str) -> Any:
+        """Return what ``pyarrow.parquet`` opens, for a result of ``locate``."""
+
+    def delta_options(self) -> dict[str, str] | None:
+        """Return settings of the store for delta-rs."""
+        return None
+
+    @abstractmethod
+    def arrow_paths(self, located: Sequence[str]) -> tuple[list[str], Any]:
+        """Return files as paths in a file system of pyarrow, and that; None: the local one."""
+
+    @abstractmethod
+    def names(self, folder: str) -> list[str]:
+        """Return the names in a folder of the table, empty if there is none.
+
+        Raises:
+            InvalidConfigError: it is not a directory, or not readable.
+        """
+
+    @abstractmethod
+    def settle(self, folder: str) -> None:
+        """Make the names in a folder durable, whose writer may have been killed before it did."""
+
+    @abstractmethod
+    def read(self, name: str) -> bytes:
+        """Return a small file.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+
+    @abstractmethod
+    def create_file(self, name: str, data: bytes) -> bool:
+        """Write a small file durably, unless there is one: then return False."""
+
+
+class LocalDirectory(TableDirectory):
+    """A directory on a POSIX file system with hard links that all writers share.
 
     Args:
-        root: where staged files and data files are.
+        root: of the table.
+        data: the directory of committed files; the table's by default.
     """
 
-    def __init__(self, root: Path) -> None:
+    in_place = False
+
+    def __init__(self, root: Path, data: Path | None = None) -> None:
         self.root = root
+        self.data = data or root
         self.staging = root / META_DIRECTORY / "staging"
+
+    def __str__(self) -> str:
+        """Return the path."""
+        return str(self.root)
+
+    def create(self, *folders: str) -> None:
+        """Create the directories."""
+        own = (self.root, self.data, self.staging.parent, self.staging)
+        for directory in (*own, *(self.root / folder for folder in folders)):
+            make_directory(directory)
+
+    def new_staged_path(self, prefix: str) -> Path:
+        """Return a path in the staging directory."""
+        return self.staging / f"part-{prefix}-{uuid.uuid4().hex}.parquet"
+
+    def seal(self, path: Path) -> int:
+        """Sync a file's content."""
+        sync_file(path)
+        return path.stat().st_size
+
+    def seal_names(self) -> None:
+        """Sync the staging directory."""
+        sync_directory(self.staging)
+
+    def place(self, files: Sequence[DataFile]) -> None:
+        """Link staged files into the directory of committed ones."""
+        linked_any = False
+        for file in files:
+            try:
+                os.link(self.staging / file.staged, self.data / file.name)
+                linked_any = True
+            except FileExistsError:
+                continue
+            except FileNotFoundError as error:
+                if not (self.data / file.name).exists():
+                    raise gone(self.data / file.name) from error
+        if linked_any:
+            sync_directory(self.data)
+
+    def refuse_missing(self, files: Sequence[DataFile]) -> None:
+        """Compare sizes."""
+        for file in files:
+            path = self.staging / file.staged
+            try:
+                size = path.stat().st_size
+            except FileNotFoundError as error:
+                raise gone(path) from error
+            if size != file.size_bytes:
+                raise DataLossError(f"{path} has {size} bytes instead of {file.size_bytes}")
+
+    def discard(self, staged: Sequence[str]) -> None:
+        """Remove staged names; a file that was placed stays under its other name."""
+        for name in staged:
+            (self.staging / name).unlink(missing_ok=True)
+
+    def collect_garbage(self, *, age_s: float) -> int:
+        """Remove old staged files, half-written manifests too."""
+        folders = (each for each in (self.staging, self.root / COMMITS) if each.is_dir())
+        return sum(remove_garbage(folder, age_s) for folder in folders)
+
+    def locate(self, file: DataFile) -> str:
+        """Return the current path: the file may still be staged."""
+        # Check staging second, and the place once more, since a file may move meanwhile.
+        for path in (self.data / file.name, self.staging / file.staged, self.data / file.name):
+            if path.exists():
+                return str(path)
+        raise gone(self.data / file.name)
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Remove files."""
+        for name in names:
+            (self.root / name).unlink(missing_ok=True)
+
+    def uri(self, file: DataFile) -> str:
+        """Return a ``file:`` URI."""
+        return f"file://{self.data / file.name}"
+
+    def open_file(self, located: str) -> Any:
+        """Return the path itself."""
+        path = local_path(located)
+        if not path.exists():
+            raise gone(path)
+        return path
+
+    def arrow_paths(self, located: Sequence[str]) -> tuple[list[str], Any]:
+        """Return the paths themselves."""
+        return list(located), None
+
+    def names(self, folder: str) -> list[str]:
+        """List a folder."""
+        try:
+            return [path.name for path in (self.root / folder).iterdir()]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise unusable(self.root, error) from error
+
+    def settle(self, folder: str) -> None:
+        """Sync a folder."""
+        sync_directory(self.root / folder)
+
+    def read(self, name: str) -> bytes:
+        """Read a file."""
+        return (self.root / name).read_bytes()
+
+    def create_file(self, name: str, data: bytes) -> bool:
+        """Link a finished file to its name, so that nobody reads half of it."""
+        path = self.root / name
+        building = path.with_name(f".{uuid.uuid4().hex}.tmp")
+        write_durably(building, data)
+        try:
+            os.link(building, path)
+        except FileExistsError:
+            return False
+        finally:
+            building.unlink()
+        sync_directory(path.parent)
+        return True
+
+
+class TableStore(ABC):
+    """The log of a table, and the files that it names.
+
+    Args:
+        directory: where staged files and data files are.
+    """
+
+    def __init__(self, directory: TableDirectory) -> None:
+        self.directory = directory
 
     @abstractmethod
     def load(self) -> Loaded:
@@ -60,6 +304,7 @@ class TableStore(ABC):
 
         Raises:
             InvalidRecordError: the table's log is corrupt, or not written by us.
+            UnavailableError: the table's log cannot be read now.
         """
 
     @abstractmethod
@@ -72,7 +317,8 @@ class TableStore(ABC):
             proposal: what is committed.
 
         Returns:
-            False if another writer committed since ``after`` was loaded; then nothing happened.
+            False if another writer committed since ``after`` was loaded; then nothing happened. The
+            other writer may be this one, if the answer to an earlier attempt was lost.
 
         Raises:
             DataLossError: a staged file is gone or of another size.
@@ -87,6 +333,26 @@ class TableStore(ABC):
             loaded: with a state; its columns may have other types of the same values.
         """
 
+    @abstractmethod
+    def live_files(self, loaded: Loaded) -> list[LiveFile]:
+        """Return the data files of a table as it was loaded that a merge may replace."""
+
+    @abstractmethod
+    def open_live(self, loaded: Loaded, file: LiveFile) -> Any:
+        """Return what ``pyarrow.parquet`` opens.
+
+        Raises:
+            DataLossError: the file is gone.
+        """
+
+    @abstractmethod
+    def committed_at_ms(self, loaded: Loaded) -> int | None:
+        """Return the Unix time of the newest commit, whoever made it; None: there is none."""
+
+    @abstractmethod
+    def expire(self, *, age_s: float) -> int:
+        """Remove what no snapshot younger than this needs; return the number of data files."""
+
     def refuse_other_kind(self, schema: pa.Schema) -> None:
         """Check that rows may be written here; creates nothing.
 
@@ -99,61 +365,12 @@ class TableStore(ABC):
         del schema  # the catalog knows its tables
 
     def create(self) -> None:
-        """Create the directories, durably; has no effect when repeated."""
-        for directory in (self.root, self.staging.parent, self.staging):
-            make_directory(directory)
-
-    def new_staged_path(self, prefix: str) -> Path:
-        """Return a unique path in the staging directory."""
-        return self.staging / f"{prefix}-{uuid.uuid4().hex}.parquet"
-
-    def link_staged(self, files: Sequence[DataFile], directory: Path) -> None:
-        """Link staged files into ``directory``, durably; has no effect when repeated.
-
-        Raises:
-            DataLossError: a file is neither in its place nor staged.
-        """
-        linked_any = False
-        for file in files:
-            try:
-                os.link(self.staging / file.staged, directory / file.name)
-                linked_any = True
-            except FileExistsError:
-                continue
-            except FileNotFoundError as error:
-                if not (directory / file.name).exists():
-                    raise gone(directory / file.name) from error
-        if linked_any:
-            sync_directory(directory)
-
-    def refuse_missing(self, files: Sequence[DataFile]) -> None:
-        """Check that staged files exist as written.
-
-        Raises:
-            DataLossError: one is gone or of another size.
-        """
-        for file in files:
-            path = self.staging / file.staged
-            try:
-                size = path.stat().st_size
-            except FileNotFoundError as error:
-                raise gone(path) from error
-            if size != file.size_bytes:
-                raise DataLossError(f"{path} has {size} bytes instead of {file.size_bytes}")
-
-    def discard(self, staged: Sequence[str]) -> None:
-        """Remove staged files that no commit names."""
-        for name in staged:
-            (self.staging / name).unlink(missing_ok=True)
+        """Create what tasks write into, durably; has no effect when repeated."""
+        self.directory.create()
 
     def collect_garbage(self, *, age_s: float) -> int:
-        """Remove files that failed attempts left; return their number.
-
-        Args:
-            age_s: seconds since the last write after which an uncommitted file is garbage; must
-                exceed the longest job, whose first tasks finish long before it commits.
-        """
-        return remove_garbage(self.staging, age_s)
+        """Remove files that failed attempts left; return their number."""
+        return self.directory.collect_garbage(age_s=age_s)
 
 
 def refuse_without_records(
@@ -193,8 +410,8 @@ def local_path(path: str) -> Path:
         path = "/" + path.removeprefix("file:").lstrip("/")
     if "://" in path:
         raise InvalidConfigError(
-            "a table, and the checkpoint of an aggregate, is on a POSIX file system that all "
-            f"writers share, not at {path!r}: object stores have no hard links, which commits need"
+            f"{path!r} must be a path on a POSIX file system that all writers share, such as "
+            "/data/orders; only tables may be in an object store, as s3://bucket/orders"
         )
     return Path(path).absolute()
 
@@ -264,7 +481,13 @@ def remove_garbage(directory: Path, age_s: float) -> int:
     return len(garbage)
 
 
-def gone(path: Path) -> DataLossError:
+def reason_of(error: Exception) -> str:
+    """Return a library's message in one line, without the colours and frames that delta-rs adds."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+    return " ".join(re.sub(r"\s*↳", ":", plain).split())[:_REASON_LENGTH]
+
+
+def gone(path: Path | str) -> DataLossError:
     """Return the error for a missing data file."""
     return DataLossError(
         f"data file {path} is gone: it was deleted by hand, or was taken for garbage because the "

@@ -35,6 +35,20 @@ def test_a_table_without_rows_has_its_heads(capsys):
     assert capsys.readouterr().out == "NAME  RECORDS\n"
 
 
+def test_help_is_wrapped_by_the_terminal_alone():
+    """The lines of the source are not those of the help."""
+
+    @reports_errors
+    def command(*, output=OutputFormat.text):
+        """Do something.
+
+        Two lines of the source
+        are one paragraph.
+        """
+
+    assert command.__doc__ == "Do something.\n\nTwo lines of the source are one paragraph."
+
+
 def test_json_is_one_line(capsys):
     """Programs read line by line."""
     print_json({"a": "x\ny", "b": [1]})

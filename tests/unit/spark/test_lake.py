@@ -422,7 +422,7 @@ def test_a_directory_holds_a_table_of_one_kind(tmp_path):
     iceberg = Lake(tmp_path / "ice", "iceberg")
     assert iceberg.commit(iceberg.propose(rows(0, 0, 3)))
     with pytest.raises(InvalidRequestError, match="not a table"):
-        open_store(TableOptions(path=str(iceberg.store().root)), SCHEMA)
+        open_store(TableOptions(path=str(iceberg.store().directory)), SCHEMA)
 
 
 def test_a_cleaned_up_delta_log_still_knows_the_offsets(tmp_path):

@@ -11,12 +11,16 @@ import threading
 import time
 from pathlib import Path
 
+import jsonschema
 import pyarrow as pa
 import pytest
 import yaml
 from pyspark import SparkContext
+from typer.testing import CliRunner
 
 import strandline
+from strandline.cli.app import app
+from strandline.cli.documents import schema_of
 from strandline.errors import (
     DataLossError,
     InvalidConfigError,
@@ -28,6 +32,7 @@ from strandline.spark.ddl import parse_ddl
 from strandline.spark.pipelines.config import decode_pipeline
 from strandline.spark.pipelines.local import run_local
 from strandline.spark.pipelines.run import start_pipeline
+from strandline.spark.pipelines.status import load_status
 from strandline.spark.table import table_summary
 from strandline.spark.table_open import existing_store
 from strandline.testing import Server
@@ -285,6 +290,42 @@ def test_lost_records_end_a_load(log):
     assert raised[0] > 1, "nothing was deleted"
     run_local(decode_pipeline(log.config | load | {"fail_on_data_loss": False}))
     assert table_summary(str(log.directory / "big")).offsets == {0: 4}
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_the_status_of_a_load_is_that_of_its_table(log, table_format):
+    """Before the first commit, behind, and at the end; as printed, and as its schema says."""
+    log.use(table_format)
+    log.append(range(10))
+    [before] = load_status(decode_pipeline(log.config))
+    assert (before.commits, before.files, before.committed_at_ms) == (0, 0, None)
+    assert before.lag == {"orders/0": 5, "orders/1": 5}
+    log.run()
+    log.append([10])
+    file = log.directory / "load.yaml"
+    file.write_text(yaml.safe_dump(log.config))
+    result = CliRunner().invoke(app, ["pipeline", "status", str(file), "--output", "json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    jsonschema.validate(found, schema_of("pipeline status"))
+    assert (found["commits"], found["rows"], found["stream"]) == (1, 10, "orders")
+    assert found["files"] >= 1
+    assert found["bytes"] > 0
+    assert abs(found["committed_at_ms"] - time.time() * 1000) < 120_000
+    assert found["offsets"] == {"orders/0": 5, "orders/1": 5}
+    assert found["lag"] == {"orders/0": 1, "orders/1": 0}
+    assert found["oldest_unread_ms"].keys() == {"orders/0"}
+    text = CliRunner().invoke(app, ["pipeline", "status", str(file)]).stdout
+    assert "s ago" in text
+
+
+def test_the_status_of_another_pipeline_is_its_group(tmp_path):
+    """The error says where it is."""
+    file = tmp_path / "copy.yaml"
+    file.write_text("kind: copy\nstream: a\ninto: b\ncheckpoint: c\n")
+    result = CliRunner().invoke(app, ["pipeline", "status", str(file)])
+    assert result.exit_code == 1
+    assert "strandline group info" in result.output
 
 
 def test_a_local_load_needs_no_session(log):

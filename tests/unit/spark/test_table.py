@@ -45,7 +45,7 @@ def test_a_replay_changes_nothing_and_leaves_nothing(tmp_path):
     replay = propose(files, rows(0, 0, 4), rows(0, 4, 10))
     assert not commit(files, replay, garbage_age_ms=DAY_MS)
     assert stored(tmp_path) == expected(p0=10)
-    assert not any((files.staging / file.staged).exists() for file in replay.files)
+    assert not any((files.directory.staging / file.staged).exists() for file in replay.files)
     assert table_summary(str(tmp_path)).commits == 1
 
 
@@ -127,7 +127,7 @@ def test_a_batch_whose_staged_file_is_gone_is_not_published(tmp_path):
     """A manifest never names a missing or truncated file."""
     files = TableFiles(str(tmp_path))
     proposal = propose(files, rows(0, 0, 10))
-    staged = files.staging / proposal.files[0].staged
+    staged = files.directory.staging / proposal.files[0].staged
     os.truncate(staged, 10)
     with pytest.raises(DataLossError, match="bytes instead of"):
         commit(files, proposal, garbage_age_ms=DAY_MS)
@@ -142,8 +142,8 @@ def test_a_deleted_data_file_is_reported(tmp_path):
     files = TableFiles(str(tmp_path))
     commit(files, propose(files, rows(0, 0, 10)), garbage_age_ms=DAY_MS)
     (name,) = files.load_manifest(0).files
-    (files.root / name.name).unlink()
-    (files.staging / name.staged).unlink()
+    (tmp_path / name.name).unlink()
+    (files.directory.staging / name.staged).unlink()
     with pytest.raises(DataLossError, match="part-"):
         committed_files(str(tmp_path))
 
@@ -155,10 +155,10 @@ def test_garbage_goes_by_age_and_committed_files_stay(tmp_path):
     committed = propose(files, rows(0, 0, 10))
     long_ago = time.time() - 3600
     for file in (*old.files, *committed.files):
-        os.utime(files.staging / file.staged, (long_ago, long_ago))
+        os.utime(files.directory.staging / file.staged, (long_ago, long_ago))
     commit(files, committed, garbage_age_ms=60_000)
     commit(files, propose(files, rows(0, 10, 12), batch=1), garbage_age_ms=60_000)
-    left = {entry.name for entry in files.staging.iterdir()}
+    left = {entry.name for entry in files.directory.staging.iterdir()}
     assert old.files[0].staged not in left
     assert committed.files[0].staged not in left
     assert young.files[0].staged in left
@@ -183,10 +183,10 @@ def test_a_path_that_is_no_directory_is_told(tmp_path, below):
 
 
 def test_only_posix_paths_are_taken(tmp_path):
-    """A file: URI is a path; an object store has no hard links and is rejected."""
-    assert TableFiles(f"file://{tmp_path}").root == tmp_path
-    assert TableFiles(f"file:{tmp_path}").root == tmp_path
-    with pytest.raises(InvalidConfigError, match="hard links"):
+    """A file: URI is a path; a URL is not."""
+    assert TableFiles(f"file://{tmp_path}").directory.root == tmp_path
+    assert TableFiles(f"file:{tmp_path}").directory.root == tmp_path
+    with pytest.raises(InvalidConfigError, match="POSIX file system"):
         TableFiles("s3://bucket/t")
 
 
@@ -194,7 +194,7 @@ def test_offsets_are_stored_as_differences(tmp_path):
     """A dictionary of numbers that never repeat would be larger than they are."""
     files = TableFiles(str(tmp_path))
     [staged] = propose(files, rows(0, 0, 50_000)).files
-    with pq.ParquetFile(files.staging / staged.staged) as file:
+    with pq.ParquetFile(files.directory.staging / staged.staged) as file:
         group = file.metadata.row_group(0)
         places = {group.column(i).path_in_schema: group.column(i) for i in range(3)}
     assert "DELTA_BINARY_PACKED" in places["offset"].encodings
@@ -206,7 +206,7 @@ def test_an_empty_task_stages_no_file(tmp_path):
     """Tasks without rows leave nothing behind."""
     files = TableFiles(str(tmp_path))
     assert propose(files, rows(0, 0, 0)).files == []
-    assert list(files.staging.iterdir()) == []
+    assert list(files.directory.staging.iterdir()) == []
 
 
 def test_a_failed_task_stages_no_file(tmp_path):
@@ -220,7 +220,7 @@ def test_a_failed_task_stages_no_file(tmp_path):
 
     with pytest.raises(RuntimeError):
         stage(files, failing(), FileSettings(schema=SCHEMA, prefix="t"))
-    assert list(files.staging.iterdir()) == []
+    assert list(files.directory.staging.iterdir()) == []
 
 
 def test_rows_without_an_offset_are_rejected(tmp_path):

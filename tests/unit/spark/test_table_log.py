@@ -21,6 +21,7 @@ from strandline.spark.table_log import (
     encode_schema,
     manifest_of,
     merge_ranges,
+    numbered,
     unexplained,
 )
 
@@ -56,7 +57,8 @@ def proposal(*files, txn="q", batch=0, dense=True, schema=SCHEMA, stream=None):
 def accepted(last, wanted) -> Manifest:
     decision = decide(last, wanted)
     assert isinstance(decision, TableState)
-    return manifest_of(decision, wanted, now_ms=7)
+    named = [numbered(each, decision.sequence, i) for i, each in enumerate(wanted.files)]
+    return manifest_of(decision, wanted, files=named, base=0, now_ms=7)
 
 
 def test_the_first_commit_may_start_anywhere():

@@ -37,14 +37,16 @@ def test_a_file_that_is_large_enough_is_followed_by_another(files):
     assert len(staged.files) > 1
     offsets = []
     for file in staged.files:
-        assert file.staged.startswith("task-7")
-        path = files.staging / file.staged
+        assert file.staged.startswith("part-task-7")
+        path = files.directory.staging / file.staged
         found = pq.read_table(path).column("offset").to_pylist()
         assert (file.rows, file.size_bytes) == (len(found), path.stat().st_size)
         offsets += found
     assert offsets == list(range(100))
     assert all(25_000 <= file.size_bytes < 60_000 for file in staged.files[:-1])
-    assert {path.name for path in files.staging.iterdir()} == {f.staged for f in staged.files}
+    assert {path.name for path in files.directory.staging.iterdir()} == {
+        f.staged for f in staged.files
+    }
 
 
 def test_a_batch_larger_than_a_file_is_split(files):
@@ -59,7 +61,7 @@ def test_memory_holds_one_row_group(files, monkeypatch):
     monkeypatch.setattr(table_stage, "_ROW_GROUP_BYTES", 10_000)
     batches = [incompressible(start, start + 1) for start in range(30)]
     [file] = stage(files, batches, FileSettings(**PLAIN)).files
-    metadata = pq.read_metadata(files.staging / file.staged)
+    metadata = pq.read_metadata(files.directory.staging / file.staged)
     sizes = [metadata.row_group(each).num_rows for each in range(metadata.num_row_groups)]
     assert sizes == [10, 10, 10]
 
@@ -71,12 +73,12 @@ def test_a_failed_task_leaves_neither_whole_files_nor_halves(files):
         for start in range(0, 100, 10):
             yield incompressible(start, start + 10)
         yield rows(0, 100, 101)
-        assert len(list(files.staging.iterdir())) > 1
+        assert len(list(files.directory.staging.iterdir())) > 1
         raise RuntimeError("the query's own error")
 
     with pytest.raises(RuntimeError, match="own error"):
         stage(files, failing(), FileSettings(**PLAIN, file_bytes=25_000))
-    assert list(files.staging.iterdir()) == []
+    assert list(files.directory.staging.iterdir()) == []
 
 
 def test_ranges_are_of_what_came_in(files):
@@ -111,7 +113,7 @@ def test_columns_are_taken_by_position(files):
     given = pa.RecordBatch.from_pydict({"a": pa.array([1], pa.int64()), "b": pa.array(["x"])})
     schema = pa.schema([("number", pa.int32()), ("text", pa.string())])
     [file] = stage(files, [given], FileSettings(schema=schema, prefix="t")).files
-    found = pq.read_table(files.staging / file.staged)
+    found = pq.read_table(files.directory.staging / file.staged)
     assert found.schema.equals(schema)
     assert found.to_pylist() == [{"number": 1, "text": "x"}]
 
@@ -123,7 +125,7 @@ def test_text_that_repeats_is_kept_once(files):
         [pa.array(range(1000), schema.field(0).type), pa.array(["the same"] * 1000)], schema=schema
     )
     [file] = stage(files, [batch], FileSettings(schema=schema, prefix="t")).files
-    group = pq.read_metadata(files.staging / file.staged).row_group(0)
+    group = pq.read_metadata(files.directory.staging / file.staged).row_group(0)
     assert "DELTA_BINARY_PACKED" in group.column(0).encodings
     assert group.column(1).has_dictionary_page
 
@@ -133,7 +135,7 @@ def test_only_a_record_s_own_numbers_are_kept_as_differences(files):
     schema = pa.schema([("timestamp", pa.string()), ("count", pa.int64())])
     batch = pa.RecordBatch.from_pydict({"timestamp": ["now"] * 9, "count": [7] * 9}, schema=schema)
     [file] = stage(files, [batch], FileSettings(schema=schema, prefix="t")).files
-    path = files.staging / file.staged
+    path = files.directory.staging / file.staged
     assert pq.read_table(path).to_pylist() == batch.to_pylist()
     group = pq.read_metadata(path).row_group(0)
     assert all(group.column(number).has_dictionary_page for number in range(2))

@@ -191,3 +191,11 @@ def test_the_page_cache_is_asked_without_waiting(tmp_path):
         assert disk.is_cached(fd, size, 0)
     finally:
         disk.close(fd)
+
+
+def test_what_an_earlier_attempt_left_is_not_in_a_new_file(tmp_path):
+    """A crash may have left a longer one under the name that is not durable yet."""
+    path = tmp_path / "file"
+    path.write_bytes(b"an earlier, longer attempt")
+    Disk().write_durably(path, b"short")
+    assert path.read_bytes() == b"short"

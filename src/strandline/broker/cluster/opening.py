@@ -117,6 +117,7 @@ def _opened(wanted: LogToOpen, disk: Disk, synced_sequence: int) -> Log:
     if log is None and wanted.was_used:
         delete_log_directory(plan.directory, disk=disk)
         write_generation(plan.directory, synced_sequence, disk=disk)
+    was_there = disk.exists(plan.directory)
     found = log or Log.open(
         plan.directory,
         disk=disk,
@@ -124,8 +125,10 @@ def _opened(wanted: LogToOpen, disk: Disk, synced_sequence: int) -> Log:
         segment_age_ms=plan.segment_age_ms,
     )
     try:
-        # Its name must survive a power loss: recovery finds logs by their directories.
-        disk.sync_directory(plan.directory.parent)
+        if was_there:
+            # Its name must survive a power loss: recovery finds logs by their directories. The
+            # attempt that made it may have failed to sync it.
+            disk.sync_directory(plan.directory.parent)
         if found.log_start_offset == found.log_end_offset < wanted.start:
             found.restart_at(wanted.start)
     except StrandlineError:

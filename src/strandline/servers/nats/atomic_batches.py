@@ -72,7 +72,7 @@ class BatchMessage(NamedTuple):
 
     @classmethod
     def of(
-        cls, stream: str, partition: PartitionPort, record: AtomicRecord, unsupported: str
+        cls, stream: str, partition: PartitionPort, *, record: AtomicRecord, unsupported: str
     ) -> "BatchMessage":
         """Return a message with what its headers say."""
         pairs = record.headers or []

@@ -433,7 +433,7 @@ class MessageIngest:
             publication.expected_last,
             publication.expected_subject_last,
         )
-        message = BatchMessage.of(target.name, partition, record, unsupported)
+        message = BatchMessage.of(target.name, partition, record=record, unsupported=unsupported)
         self._batches.take(message, reply, sink)
 
 

@@ -50,6 +50,8 @@ class LoadPipeline(Common, frozen=True, kw_only=True, tag="load"):
     format: Literal["parquet", "delta", "iceberg"] = "parquet"
     catalog: dict[str, str] = {}
     """Properties of the Iceberg catalog, as pyiceberg takes them."""
+    storage: dict[str, str] = {}
+    """Settings of the object store; secrets are named, by ``env:NAME`` or ``file:PATH``."""
     values: Literal["raw", "json", "avro", "arrow"] = "raw"
     """The format of the values; other than raw they become columns."""
     schema: str | None = None
@@ -63,6 +65,12 @@ class LoadPipeline(Common, frozen=True, kw_only=True, tag="load"):
     """The stream for values that cannot be decoded."""
     file_bytes: Count = 512 << 20
     """Approximate size at which files are closed."""
+    compaction: bool | None = None
+    """Whether commits merge small files, to 24 for each partition; None: not in plain Parquet,
+    where a plain listing of the directory would no longer be exact.
+    """
+    snapshot_age_ms: int = 7 * 24 * 3600 * 1000
+    """How long files that a merge replaced stay, for readers of older versions."""
     dense_offsets: bool | None = None
     """Reject a batch that lacks a record; None: unless ``fail_on_data_loss`` is off."""
     batch_bytes_min: Count | None = None

@@ -28,8 +28,8 @@ from strandline.spark.pipelines.outputs import stream_of
 from strandline.spark.pipelines.queries import read_stream, triggered
 from strandline.spark.session import wait_for_sources
 from strandline.spark.table_log import TableState, decode_schema, refuse_other_stream
-from strandline.spark.table_open import existing_store
-from strandline.spark.table_store import local_path
+from strandline.spark.table_open import existing_store, is_object_url
+from strandline.spark.table_store import Loaded, TableStore, local_path
 
 _SAMPLE_RECORDS = 1000
 LOCAL_TXN_ID = "local"
@@ -76,7 +76,7 @@ def prepare_load(config: LoadPipeline, stream: str) -> PreparedLoad:
     """Check a stream and its table, and find the table's columns; errors as ``start_load``."""
     path = config.into.replace("{stream}", stream)
     identity = identity_of(stream_of(config.server, stream))
-    state = _committed(config, path)
+    state = load_table_of(config, path)[1].state
     if state is not None:
         refuse_other_stream(state, identity)
     columns = None
@@ -98,7 +98,7 @@ def _start_one(spark: SparkSession, config: LoadPipeline, load: PreparedLoad) ->
         config,
         load.stream,
         name=load.name,
-        output=load.path if config.format == "iceberg" else str(local_path(load.path)),
+        output=_output_of(config, load.path),
         startingOffsets=first_offsets(load.state),
         maxBytesPerTrigger=config.batch_bytes_max,
         minBytesPerTrigger=config.batch_bytes_min,
@@ -116,6 +116,13 @@ def _start_one(spark: SparkSession, config: LoadPipeline, load: PreparedLoad) ->
     return query
 
 
+def _output_of(config: LoadPipeline, path: str) -> str:
+    """Return what tells a table from others, in the checkpoint."""
+    if config.format == "iceberg" or is_object_url(path):
+        return path
+    return str(local_path(path))
+
+
 def table_options(
     config: LoadPipeline, stream: str, *, identity: str, columns: StructType | None
 ) -> dict[str, str]:
@@ -131,13 +138,17 @@ def table_options(
     options = {
         "tableFormat": config.format,
         "catalog": json.dumps(config.catalog),
+        "storage": json.dumps(config.storage),
         "values": config.values,
         "denseOffsets": str(dense),
         "fileBytes": str(config.file_bytes),
+        "snapshotAgeMs": str(config.snapshot_age_ms),
         "stream": stream,
         "streamIdentity": identity,
         "server": config.server,
     }
+    if config.compaction is not None:
+        options["compaction"] = str(config.compaction)
     if config.dead_letters:
         options["deadLetters"] = config.dead_letters
     if config.values == "avro":
@@ -148,14 +159,22 @@ def table_options(
     return options
 
 
-def _committed(config: LoadPipeline, path: str) -> TableState | None:
+def load_table_of(config: LoadPipeline, path: str) -> tuple[TableStore | None, Loaded]:
+    """Return the table of a load, and what is committed to it; None: an Iceberg table not made yet.
+
+    Raises:
+        InvalidConfigError: there is no such catalog, or no such kind of path.
+        UnavailableError: the table cannot be reached.
+    """
     try:
-        store = existing_store(path, table_format=config.format, catalog=config.catalog)
+        store = existing_store(
+            path, table_format=config.format, catalog=config.catalog, storage=config.storage
+        )
     except InvalidConfigError:
         if config.format != "iceberg":
             raise
-        return None  # the table is made by the first commit
-    return store.load().state
+        return None, Loaded(None)  # the first commit makes it
+    return store, store.load()
 
 
 def first_offsets(state: TableState | None) -> str | None:

@@ -229,7 +229,7 @@ class LocalLoad:
                 staged.append(self._table.stage(rows, txn_id=plan.txn_id, batch=plan.batch))
         except BaseException:
             for each in staged:
-                self._table.store.discard([file.staged for file in each.rows.files])
+                self._table.store.directory.discard([file.staged for file in each.rows.files])
             raise
         self._table.commit(staged)
         records = sum(found.rows for each in staged for found in each.rows.ranges.values())

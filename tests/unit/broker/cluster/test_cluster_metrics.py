@@ -13,6 +13,7 @@ from strandline.core.metadata.image import (
     StreamImage,
 )
 from strandline.core.replication.effects import RejectReason
+from strandline.telemetry import Telemetry
 
 
 async def figures_of(cluster, number):
@@ -207,3 +208,24 @@ def test_partitions_without_a_leader_in_service_are_offline():
         config=StreamConfig(name="s", subject="s"), created_ns=1, partitions=partitions
     )
     assert cluster_metrics._offline(image.with_streams({"s": stream})) == 2
+
+
+def test_partitions_led_here_are_counted_among_those_that_are_not():
+    """In any order; a follower's lag is counted at the leader."""
+    made = Drivers(FINE, LED, FINE, (copy(leader=1, isr=(1,)), True, True, FEW), (None, *LED[1:]))
+    for number in (1, 3):
+        progress = SimpleNamespace(durable_offset=90)
+        leader = SimpleNamespace(
+            reject_reason=made.shapes[number][3],
+            followers={2: progress},
+            log=SimpleNamespace(log_end_offset=90 + number - 1),
+        )
+        made.drivers[number].replica.leader = leader
+        made.drivers[number].log = SimpleNamespace(bytes_from=lambda offset: 1000 + offset)
+    telemetry = Telemetry()
+    cluster_metrics._refresh_leaders(telemetry, made)
+    assert telemetry.led_partitions == 2
+    assert telemetry.under_replicated_partitions == 1
+    assert telemetry.under_min_isr_partitions == 1
+    assert telemetry.replica_lag_records == {"2": 2}
+    assert telemetry.replica_lag_bytes == {"2": 1090}

@@ -10,10 +10,12 @@ from strandline.broker.cluster import channels
 from strandline.broker.cluster.epochs import leader_epochs
 from strandline.broker.cluster.identity import FILE_NAME as IDENTITY_NAME
 from strandline.broker.cluster.identity import begin_incarnation, load_identity
+from strandline.broker.cluster.opening import LogToOpen, open_logs
 from strandline.broker.cluster.reading import read_batches, read_range
 from strandline.broker.cluster.state_machine import MetadataMachine
 from strandline.broker.cluster.watermark_file import FILE_NAME as WATERMARKS_NAME
 from strandline.broker.cluster.watermark_file import load_watermarks, save_watermarks
+from strandline.broker.opening import log_plan
 from strandline.broker.peers.frame import Frame
 from strandline.config import StreamConfig
 from strandline.core.metadata.commands import CreateStream, OpenSession, encode_entry
@@ -24,10 +26,12 @@ from strandline.errors import (
     DiskFullError,
     InvalidConfigError,
     InvalidRecordError,
+    StrandlineError,
 )
 from strandline.record.batch import read_header
 from strandline.record.codec import Stamp, encode_filler, encode_records
 from strandline.storage.log import Log
+from strandline.storage.log_generation import read_generation
 from strandline.storage.recovery import LogPlan, recover
 from strandline.storage.twin_file import twin_of
 from strandline.types import Offset
@@ -183,6 +187,25 @@ def test_the_machine_is_its_snapshot(tmp_path):
     assert len(seen) == 2
 
 
+def test_the_name_of_a_new_log_is_durable_with_one_sync(tmp_path, disk):
+    """An attempt that could not sync it leaves that to the next one."""
+    (tmp_path / "logs").mkdir()
+    wanted = [
+        LogToOpen(n, log_plan(tmp_path, n, StreamConfig(name="s", subject="s")), None, 0, False)
+        for n in (1, 2)
+    ]
+    outcome = open_logs(wanted[:1], disk=disk, synced_sequence=0)
+    assert isinstance(outcome[1], Log)
+    assert disk.count("names", "logs") == 1
+    disk.fail("names", "logs", times=1)
+    assert isinstance(open_logs(wanted[1:], disk=disk, synced_sequence=0)[2], StrandlineError)
+    assert disk.count("names", "logs") == 2
+    outcome |= open_logs(wanted[1:], disk=disk, synced_sequence=0)
+    assert disk.count("names", "logs") == 3
+    for log in outcome.values():
+        log.close()
+
+
 @pytest.mark.parametrize("appends_after", [0, 2])
 def test_a_log_that_was_restarted_stays_restarted(tmp_path, disk, appends_after):
     """After a crash the journal restores only batches after the reset."""
@@ -242,3 +265,18 @@ def test_a_placeholder_is_cut_to_what_is_asked_for(tmp_path, disk):
         header = read_header(data)
         assert (header.base_offset, header.next_offset) == (first, after)
         assert (ref.leader_epoch, ref.size) == (header.leader_epoch, len(data)) == (1, 96)
+
+
+def test_nothing_of_an_older_log_with_the_same_id_is_left(tmp_path, disk):
+    """A copy that moved away returns as an empty one, and says since when."""
+    (tmp_path / "logs").mkdir()
+    plan = log_plan(tmp_path, 1, StreamConfig(name="s", subject="s"))
+    [old] = open_logs([LogToOpen(1, plan, None, 0, False)], disk=disk, synced_sequence=0).values()
+    append(old, batch(0, 5))
+    old.checkpoint()
+    old.close()
+    wanted = [LogToOpen(1, plan, None, 7, True)]
+    [new] = open_logs(wanted, disk=disk, synced_sequence=42).values()
+    assert (new.log_start_offset, new.log_end_offset) == (7, 7)
+    assert read_generation(plan.directory, disk=disk) == 42
+    new.close()

@@ -293,3 +293,14 @@ def test_sockets_are_tuned():
         assert sock.getsockopt(tcp, socket.TCP_KEEPINTVL) == 1
         assert sock.getsockopt(tcp, socket.TCP_KEEPCNT) == 3
         assert sock.getsockopt(tcp, socket.TCP_USER_TIMEOUT) == 5000
+
+
+async def test_nothing_is_kept_of_what_a_lost_connection_had_queued(transport, log):
+    """Frames may be large, and the peer may be away for long."""
+    connection = make_outgoing(transport, log)
+    connection.pause_writing()
+    assert connection.send(encode_frame(1, b"", [b"x" * 900]))
+    assert connection.queued_bytes > 900
+    connection.connection_lost(None)
+    assert connection.queued_bytes == 0
+    assert not connection._queue

@@ -1,0 +1,84 @@
+"""The progress of loads: what their tables have, and what the streams have beyond that.
+
+Rules: the tables are asked, whose commits have the offsets, and not the processes that load: so a
+status is right whether the load is running, and whichever engine runs it. Must not know the command
+line.
+"""
+
+import msgspec
+
+from strandline.spark.pipelines.config import LoadPipeline
+
+
+class LoadStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The progress of the load of one stream."""
+
+    stream: str
+    table: str
+    """Its directory, URL, or name in the catalog."""
+    format: str
+    commits: int
+    """Those of loads and merges."""
+    files: int
+    bytes: int
+    rows: int
+    committed_at_ms: int | None
+    """Unix time of the newest commit; null before the first."""
+    offsets: dict[str, int]
+    """For each partition, as ``orders/0``, the offset up to which it is loaded."""
+    lag: dict[str, int]
+    """Offsets that are not loaded yet."""
+    oldest_unread_ms: dict[str, int]
+    """For each partition with a lag the age of its oldest record that is not loaded yet."""
+
+
+def load_status(config: LoadPipeline) -> list[LoadStatus]:
+    """Return the progress of each stream of a load.
+
+    Raises:
+        UnknownStreamError: there is no such stream.
+        UnavailableError: a broker or a table cannot be reached.
+    """
+    return [_status_of(config, stream) for stream in config.streams]
+
+
+def _status_of(config: LoadPipeline, stream: str) -> LoadStatus:
+    # Here, so that the schema of a status is known without PySpark.
+    from strandline.spark.connection import stream_state
+    from strandline.spark.options import parse_read_options
+    from strandline.spark.pipelines.load import load_table_of
+    from strandline.spark.pipelines.unread import oldest_unread_ms
+    from strandline.spark.planning import starting_offsets
+
+    path = config.into.replace("{stream}", stream)
+    store, loaded = load_table_of(config, path)
+    done = loaded.state.offsets if loaded.state is not None else {}
+    files = store.live_files(loaded) if store is not None and loaded.state is not None else []
+    options = parse_read_options(
+        {"server": config.server, "stream": stream, "startingOffsets": config.starting_offsets},
+        streaming=True,
+    )
+    # After the table: what was appended meanwhile is a lag, and what was committed meanwhile is not
+    # a negative one.
+    partitions = stream_state(options).partitions
+    at = starting_offsets(partitions, options) | done
+    lag = {
+        options.place(each.partition): max(0, each.high_watermark - at[each.partition])
+        for each in partitions
+    }
+    unread: dict[tuple[str, int], int] = {
+        place: at[place.partition] for place, behind in lag.items() if behind
+    }
+    return LoadStatus(
+        stream=stream,
+        table=path,
+        format=config.format,
+        commits=loaded.state.sequence + 1 if loaded.state is not None else 0,
+        files=len(files),
+        bytes=sum(file.size_bytes for file in files),
+        rows=sum(file.rows for file in files),
+        committed_at_ms=store.committed_at_ms(loaded) if store is not None else None,
+        offsets={f"{stream}/{partition}": offset for partition, offset in done.items()},
+        lag={str(place): behind for place, behind in lag.items()},
+        oldest_unread_ms=oldest_unread_ms(config.server, unread),
+    )

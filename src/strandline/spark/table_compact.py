@@ -1,0 +1,115 @@
+"""Compaction: merges small files of a table, in a commit like any other.
+
+Rules: a merge keeps the rows and the offsets, and follows the version of the table that it was
+decided on, so that of a merge and another commit one wins and the other decides anew. The files it
+replaces stay until their snapshots expire, so that readers of older versions are not disturbed.
+Files with other columns than the table's rows, which others may have added, are left alone. Must
+not know Spark, nor the table's format.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from strandline.spark.table_log import LiveFile, Proposal, decode_schema
+from strandline.spark.table_stage import FileSettings, stage
+from strandline.spark.table_store import Loaded, TableStore
+
+logger = logging.getLogger(__name__)
+
+FILES_MAX = 24
+"""Small files that a table may have for each partition of its stream."""
+_PREFIX = "merged"
+
+
+def compact(
+    store: TableStore,
+    *,
+    file_bytes: int,
+    compression: str = "zstd",
+    files_max: int = FILES_MAX,
+) -> int:
+    """Merge small files if there are too many; return the number of files merged.
+
+    Args:
+        store: the table.
+        file_bytes: size from which a file is not small, and at which a merged one is closed.
+        compression: of merged files.
+        files_max: small files for each partition.
+
+    Raises:
+        DataLossError: a committed file is gone.
+        UnavailableError: the table cannot be reached; whether the merge was committed is unknown.
+    """
+    loaded = store.load()
+    state = loaded.state
+    # After a restore a load checks its offsets against the records; a merge would hide that.
+    if state is None or state.restored:
+        return 0
+    files_max *= max(1, len(state.offsets))
+    small = store.live_files(loaded)
+    if len(small) <= files_max:
+        return 0
+    schema = decode_schema(state.arrow_schema)
+    chosen = [
+        file
+        for file in choose_files(small, files_max=files_max, file_bytes=file_bytes)
+        if _columns_of(store, loaded, file).equals(schema.remove_metadata())
+    ]
+    if len(chosen) < 2:
+        return 0
+    settings = FileSettings(
+        schema=schema, prefix=_PREFIX, compression=compression, file_bytes=file_bytes
+    )
+    staged = stage(store, _rows(store, loaded, chosen), settings)
+    proposal = Proposal(
+        txn_id=_PREFIX,
+        batch=state.sequence,
+        files=staged.files,
+        arrow_schema=state.arrow_schema,
+        tracks_offsets=state.tracks_offsets,
+        stream=state.stream,
+        replaces=[file.path for file in chosen],
+    )
+    assert proposal.rows == sum(file.rows for file in chosen), (proposal.rows, chosen)
+    following = msgspec.structs.replace(state, sequence=state.sequence + 1)
+    if store.publish(loaded, following, proposal):
+        return len(chosen)
+    if not store.directory.in_place:
+        store.directory.discard([file.staged for file in staged.files])
+    return 0
+
+
+def choose_files(files: Sequence[LiveFile], *, files_max: int, file_bytes: int) -> list[LiveFile]:
+    """Return the files to merge; none if there are few small ones.
+
+    The smallest are merged, so many that half of the limit is free again, and then those that are
+    not larger than the result so far: so a row is merged a few times, however small its commit was.
+    """
+    small = sorted((f for f in files if f.size_bytes < file_bytes // 2), key=lambda f: f.size_bytes)
+    if len(small) <= files_max:
+        return []
+    wanted = len(small) - files_max // 2
+    chosen: list[LiveFile] = []
+    total = 0
+    for file in small:
+        is_similar = len(chosen) < wanted or file.size_bytes <= total
+        if not is_similar or (len(chosen) > 1 and total + file.size_bytes > file_bytes):
+            break
+        chosen.append(file)
+        total += file.size_bytes
+    return chosen
+
+
+def _columns_of(store: TableStore, loaded: Loaded, file: LiveFile) -> pa.Schema:
+    with pq.ParquetFile(store.open_live(loaded, file)) as parquet:
+        return parquet.schema_arrow.remove_metadata()
+
+
+def _rows(store: TableStore, loaded: Loaded, files: Sequence[LiveFile]) -> Iterator[pa.RecordBatch]:
+    for file in files:
+        with pq.ParquetFile(store.open_live(loaded, file)) as parquet:
+            yield from parquet.iter_batches()

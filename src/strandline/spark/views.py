@@ -1,0 +1,67 @@
+"""Views of streams, so that ``SELECT ... FROM strandline.orders`` works in Spark's SQL.
+
+    from strandline.spark.views import register_views
+    register_views(spark, server="localhost:9293")
+
+Rules: a catalog (``spark.sql.catalog.strandline``) has to be a Java class, which Python cannot be,
+so the views are global temporary ones, in the database that Spark keeps them in: ``strandline`` in
+sessions of ``spark_session``. Works with classic sessions and Spark Connect, since it is SQL only.
+"""
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from strandline.spark.connection import client_of
+from strandline.spark.options import STREAM_FORMAT, parse_read_options
+
+
+def register_views(
+    spark: SparkSession,
+    server: str = "127.0.0.1:9293",
+    *,
+    pattern: str = "*",
+    options: Mapping[str, str] | None = None,
+) -> list[str]:
+    """Register a view of each stream, and return their names, as SQL takes them.
+
+    A view has the records up to the moment of its first use, as every DataFrame of a stream; call
+    this again for newer ones, and for new streams.
+
+    Args:
+        spark: the session; other sessions of its application see the views, too.
+        server: the broker's Flight address, as drivers and executors reach it.
+        pattern: a glob that the names of the streams match.
+        options: further options of ``format("strandline")``, such as ``startingTimestamp``.
+
+    Raises:
+        InvalidConfigError: an option is unknown or invalid.
+        UnavailableError: the broker could not be reached in time.
+    """
+    database = spark.conf.get("spark.sql.globalTempDatabase")
+    names = [each.name for each in client_of(server).list_streams()]
+    registered = []
+    for name in sorted(each for each in names if fnmatchcase(each, pattern)):
+        given = {"server": server, "stream": name, **(options or {})}
+        parse_read_options(given, streaming=False)  # raises without Java's stack trace
+        listed = ", ".join(f"{_name(key)} {_text(value)}" for key, value in given.items())
+        spark.sql(
+            f"CREATE OR REPLACE GLOBAL TEMPORARY VIEW {_name(name)} USING {STREAM_FORMAT} "
+            f"OPTIONS ({listed})"
+        )
+        registered.append(f"{_name(database)}.{_name(name)}")
+    return registered
+
+
+def _name(text: Any) -> str:
+    """Return a name in SQL, quoted if it has to be."""
+    plain = str(text)
+    return plain if plain.isidentifier() and plain.isascii() else f"`{plain.replace('`', '``')}`"
+
+
+def _text(text: str) -> str:
+    """Return a text in SQL."""
+    escaped = str(text).replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
