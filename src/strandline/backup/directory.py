@@ -33,6 +33,10 @@ LOCK_NAME: Final = "backup.lock"
 LOGS_NAME: Final = "logs"
 PART_NAME: Final = "copying.part"
 READ_BYTES: Final = 4 << 20
+_NAMES: Final = frozenset(
+    {MANIFEST_NAME, f"{MANIFEST_NAME}.new", LOCK_NAME, LOGS_NAME, "lost+found"}
+)
+"""What the directory may have; the last is a file system's own."""
 Advance = Callable[[int], None]
 
 
@@ -60,7 +64,7 @@ class BackupDirectory:
         try:
             make_private_directory(self.path)
             names = {path.name for path in self.path.iterdir()}
-            if names - {MANIFEST_NAME, f"{MANIFEST_NAME}.new", LOCK_NAME, LOGS_NAME}:
+            if names - _NAMES:
                 raise InvalidRequestError(
                     f"{self.path} has other files than a backup's; choose an empty directory"
                 )
