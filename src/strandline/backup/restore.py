@@ -53,7 +53,7 @@ _FOREIGN: Final = frozenset({LOCK_NAME, "lost+found"})
 
 
 class RestoreResult(NamedTuple):
-    """What a restore has done.
+    """The result of a restore.
 
     Attributes:
         manifest: of the backup.

@@ -44,14 +44,14 @@ MOVES_MAX: Final = 3
 
 
 class BackupProgress(NamedTuple):
-    """How far a backup is."""
+    """The progress of a backup."""
 
     partitions_left: int
     copied_bytes: int
 
 
 class BackupResult(NamedTuple):
-    """What a backup has done.
+    """The result of a backup.
 
     Attributes:
         manifest: of the backup.
