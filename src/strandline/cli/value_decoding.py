@@ -4,6 +4,7 @@ Rules: a value that cannot be decoded is shown as it is, with the reason beside 
 """
 
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
@@ -47,9 +48,20 @@ def _arrow_rows(value: bytes) -> Any:
 
     try:
         with pa.ipc.open_stream(value) as reader:
-            return reader.read_all().to_pylist()
+            return _plain(reader.read_all().to_pylist())
     except pa.ArrowException as error:
         raise ValueError(f"not an Arrow IPC stream: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    """Replace pandas' times, in which Arrow gives nanoseconds, by their ISO 8601 text."""
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, datetime | timedelta) and type(value) not in (datetime, timedelta):
+        return value.isoformat()  # type: ignore[union-attr]  # pandas' Timedelta has it, too
+    return value
 
 
 def decoded(record: dict[str, Any], decode: Decode) -> dict[str, Any]:

@@ -90,6 +90,25 @@ def test_arrow_values_are_shown_as_rows(strandline_url):
     assert cut["value_error"].startswith("not an Arrow IPC stream")
 
 
+def test_arrow_times_with_nanoseconds_keep_them(strandline_url):
+    """Also inside of other columns; the records after them are shown."""
+    at = pa.scalar(1_795_737_600_000_000_001, pa.timestamp("ns", "UTC"))
+    span = pa.scalar(1_000_000_001, pa.duration("ns"))
+    columns = {"at": pa.array([at]), "spans": pa.array([[span]]), "n": [1]}
+    out = io.BytesIO()
+    with pa.ipc.new_stream(out, pa.table(columns).schema) as writer:
+        writer.write_table(pa.table(columns))
+    with strandline.connect(strandline_url) as client:
+        client.create_stream("orders")
+        client.append("orders", out.getvalue())
+        client.append("orders", arrow([{"n": 2}]))
+    first, second = documents(read(strandline_url, "--values", "arrow"))
+    [row] = first["value"]
+    assert row["at"] == "2026-11-27T00:00:00.000000001+00:00"
+    assert row["spans"] == ["P0DT0H0M1.000000001S"]
+    assert second["value"] == [{"n": 2}]
+
+
 def test_what_does_not_fit_together_is_refused(strandline_url, schema, tmp_path):
     """Before anything is read, with what to do."""
     for options, told in (
