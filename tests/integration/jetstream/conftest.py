@@ -24,6 +24,8 @@ from strandline.testing.server import Server
 from tests.kit.clusters import IDS, three_brokers
 
 API = "$JS.API."
+PATIENCE_S = 30
+SILENCE_S = 0.2
 CLI_VERSION = "v0.5.1"
 HERE = Path(__file__).parent
 GO_MODULE = """\
@@ -135,17 +137,27 @@ class Asker:
         return found["code"], found["err_code"], found["description"]
 
     async def pull(self, stream, consumer, body=None, *, seconds=1.0):
-        """Return the messages and statuses of one pull, until silence."""
-        payload = b"" if body is None else body
+        """Return the messages and statuses of one pull, and what comes just after its end.
+
+        One that the server does not end has ``seconds`` for each message.
+        """
+        payload, options = body or b"", body if isinstance(body, dict) else {}
         if not isinstance(payload, bytes):
             payload = json.dumps(payload).encode()
+        wanted = options.get("batch", int(payload) if payload.isdigit() else 1)
+        patience = PATIENCE_S if {"expires", "no_wait"} & set(options) else seconds
         inbox = self.nc.new_inbox()
         receiving = await self.nc.subscribe(inbox)
         await self.nc.publish(f"{API}CONSUMER.MSG.NEXT.{stream}.{consumer}", payload, reply=inbox)
         found = []
         with contextlib.suppress(nats.errors.TimeoutError):
             while True:
-                found.append(await receiving.next_msg(timeout=seconds))
+                found.append(await receiving.next_msg(timeout=patience))
+                status = (found[-1].headers or {}).get("Status")
+                wanted -= status is None
+                is_full = wanted <= 0 and "max_bytes" not in options
+                if is_full or status not in (None, "100"):
+                    patience = SILENCE_S
         await receiving.unsubscribe()
         return found
 
