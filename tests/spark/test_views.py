@@ -58,7 +58,8 @@ def test_a_stream_is_a_name_under_connect(log):
         capture_output=True,
         text=True,
         timeout=400,
-        env=environment | {"PYSPARK_PYTHON": sys.executable},
+        # With SPARK_TESTING, Spark Connect's server takes a free port, not 15002.
+        env=environment | {"PYSPARK_PYTHON": sys.executable, "SPARK_TESTING": "1"},
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
