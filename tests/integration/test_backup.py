@@ -314,6 +314,20 @@ def test_a_damaged_backup_is_refused(strandline_server, tmp_path):
     assert "no finished backup" in error["message"]
 
 
+def test_a_refused_restore_writes_nothing(strandline_server, tmp_path):
+    """Neither into the backup itself, which goes on, nor into another directory that is in use."""
+    directory, other = tmp_path / "backup", tmp_path / "other"
+    other.mkdir()
+    (other / "notes.txt").write_text("mine")
+    backup(strandline_server.flight, directory)
+    for refused, name in ((directory, "backup.lock"), (other, "notes.txt")):
+        before = sorted(refused.rglob("*"))
+        error = run("restore", directory, "--data-dir", refused, code=1)
+        assert f"{refused} is not empty (it has {name})" in error["message"]
+        assert sorted(refused.rglob("*")) == before
+    assert backup(strandline_server.flight, directory)["number"] == 2
+
+
 def test_an_interrupted_restore_is_repeated(strandline_server, tmp_path, monkeypatch):
     """The directory that it left is not a broker's, and the next restore starts over in it."""
     directory, data_dir = tmp_path / "backup", tmp_path / "data"

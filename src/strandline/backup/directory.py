@@ -63,10 +63,11 @@ class BackupDirectory:
         """
         try:
             make_private_directory(self.path)
-            names = {path.name for path in self.path.iterdir()}
-            if names - _NAMES:
+            others = {path.name for path in self.path.iterdir()} - _NAMES
+            if others:
                 raise InvalidRequestError(
-                    f"{self.path} has other files than a backup's; choose an empty directory"
+                    f"{self.path} has other files than a backup's: {min(others)}; choose an empty "
+                    "directory, or move what is not the backup's away"
                 )
             fd = os.open(self.path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:

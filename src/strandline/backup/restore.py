@@ -38,7 +38,7 @@ from strandline.core.metadata.placement import place
 from strandline.core.metadata.snapshot import encode_image
 from strandline.core.metadata.streams import check_stream_config
 from strandline.core.raft.messages import HardState, Index, Members, Snapshot, Term
-from strandline.errors import InvalidConfigError, InvalidRequestError
+from strandline.errors import InvalidConfigError, InvalidRequestError, UnavailableError
 from strandline.record.batch import iter_headers
 from strandline.storage.disk import Disk
 from strandline.storage.log import Log
@@ -111,12 +111,13 @@ def restore_backup(
         UnavailableError: a file cannot be read or written.
     """
     manifest = load_backup(directory)
+    data_dir, disk = Path(config.data_dir), directory.disk
+    _left_by_restore(data_dir)  # before the lock, which is a file in the directory
     image = restored_image(manifest, config.cluster, replicas=replicas)
     copies = list(_copies_here(manifest, image, config.cluster))
     for copy, _ in copies:
         for file in copy.files:
             directory.verify_file(file, advance)
-    data_dir, disk = Path(config.data_dir), directory.disk
     lock = DataDirLock(data_dir)
     try:
         _prepare(data_dir, disk)
@@ -141,24 +142,41 @@ def restore_backup(
     return RestoreResult(manifest, data_dir, len(copies), size, tuple(changed))
 
 
-def _prepare(data_dir: Path, disk: Disk) -> None:
-    """Make sure that the directory is empty, and mark it as being restored.
+def _left_by_restore(data_dir: Path) -> list[Path]:
+    """Return what an interrupted restore has left; nothing if the directory is empty or missing.
 
     Raises:
-        InvalidRequestError: it is not empty.
+        InvalidRequestError: it has other files.
+        UnavailableError: it cannot be read.
     """
-    names = {path.name for path in data_dir.iterdir()} - _FOREIGN
-    if UNFINISHED_NAME in names and not names & {METADATA_NAME, IDENTITY_NAME}:
-        for name in names:
-            path = data_dir / name
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
-    elif names:
+    try:
+        paths = [path for path in data_dir.iterdir() if path.name not in _FOREIGN]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UnavailableError(
+            f"cannot use data directory {data_dir}: {error.strerror}; choose another --data-dir"
+        ) from error
+    names = {path.name for path in paths}
+    if names and (UNFINISHED_NAME not in names or names & {METADATA_NAME, IDENTITY_NAME}):
         raise InvalidRequestError(
-            f"{data_dir} is not empty; a backup is restored into a new data directory"
+            f"{data_dir} is not empty (it has {min(names)}); a backup is restored into a new data "
+            "directory"
         )
+    return paths
+
+
+def _prepare(data_dir: Path, disk: Disk) -> None:
+    """Empty the directory of what an interrupted restore left, and mark it as being restored.
+
+    Raises:
+        InvalidRequestError: it has other files.
+    """
+    for path in _left_by_restore(data_dir):
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != UNFINISHED_NAME:  # the mark stays until the end
+            path.unlink()
     disk.write_atomically(data_dir / UNFINISHED_NAME, b"")
 
 
