@@ -17,7 +17,7 @@ from strandline.backup import take
 from strandline.backup.directory import BackupDirectory
 from strandline.cli.app import app
 from strandline.core.metadata.snapshot import encode_json
-from strandline.errors import StrandlineError
+from strandline.errors import InvalidConfigError, StrandlineError
 from strandline.testing import ProcessServer, Server
 from tests.kit.waiting import until
 
@@ -328,22 +328,25 @@ def test_a_refused_restore_writes_nothing(strandline_server, tmp_path):
     assert backup(strandline_server.flight, directory)["number"] == 2
 
 
-def test_an_interrupted_restore_is_repeated(strandline_server, tmp_path, monkeypatch):
-    """The directory that it left is not a broker's, and the next restore starts over in it."""
+@pytest.mark.parametrize("step", ["backup.restore._write_log", "storage.disk.Disk.unlink"])
+def test_an_interrupted_restore_is_repeated(strandline_server, tmp_path, monkeypatch, step):
+    """No broker starts on what it left, alone or in a cluster, and the next one starts over."""
     directory, data_dir = tmp_path / "backup", tmp_path / "data"
     with strandline.connect(strandline_server.flight) as client:
         fill(client)
         before = records(client, "orders")
     backup(strandline_server.flight, directory)
 
-    def fail(_):
+    def fail(*_, **__):
         raise StrandlineError("the power is gone")
 
     with monkeypatch.context() as broken:
-        broken.setattr("strandline.broker.metadata_store.MetadataStore.rewrite", fail)
+        broken.setattr(f"strandline.{step}", fail)
         run("restore", directory, "--data-dir", data_dir, code=1)
-    with pytest.raises(StrandlineError, match="does not know"):
-        Server(data_dir=data_dir).start()
+    cluster = {"broker_id": 1, "name": "new", "peers": ["1=127.0.0.1:1"]}
+    for settings in ({}, {"cluster": cluster}):
+        with pytest.raises(InvalidConfigError, match=r"restore of .* was interrupted"):
+            Server(data_dir=data_dir, **settings).start()
     run("restore", directory, "--data-dir", data_dir)
     with Server(data_dir=data_dir) as url, strandline.connect(url) as client:
         assert records(client, "orders").equals(before)

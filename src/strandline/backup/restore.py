@@ -1,9 +1,10 @@
 """Makes the data directory of a new broker from a backup.
 
 Rules: the directory is empty, or has what an interrupted restore left. Every file that is needed is
-verified before anything is written. Metadata is written last: a broker does not start on logs that
-no metadata names. Batches are written as they were stored, so records keep their offsets, times,
-producers and encryption, and log ids stay, since transactions name them.
+verified before anything is written. A file marks the directory until all is written: a broker does
+not start with it, and the next restore starts over. Batches are written as they were stored, so
+records keep their offsets, times, producers and encryption, and log ids stay, since transactions
+name them.
 
 Each broker of a new cluster restores the same backup: all get the same metadata, as a snapshot of
 the quorum's log. It names their directories, so the cluster rejects a broker that did not restore,
@@ -21,15 +22,13 @@ import msgspec
 
 from strandline.backup.directory import Advance, BackupDirectory
 from strandline.backup.manifest import BackupManifest, PartitionBackup, damaged
-from strandline.broker.cluster.identity import FILE_NAME as IDENTITY_NAME
 from strandline.broker.cluster.identity import DirectoryIdentity, save_identity
 from strandline.broker.cluster.opening import QUORUM_NAME, QUORUM_SEGMENT_BYTES
 from strandline.broker.cluster.watermark_file import save_watermarks
 from strandline.broker.lock import FILE_NAME as LOCK_NAME
 from strandline.broker.lock import DataDirLock
-from strandline.broker.metadata_store import FILE_NAME as METADATA_NAME
 from strandline.broker.metadata_store import MetadataStore
-from strandline.broker.opening import log_plan
+from strandline.broker.opening import RESTORING_NAME, log_plan
 from strandline.broker.quorum_store import QuorumStore
 from strandline.config import BrokerConfig, ClusterConfig, StreamConfig, bracketed
 from strandline.core.metadata.image import BrokerImage, MetadataImage, PartitionImage, StreamImage
@@ -45,7 +44,6 @@ from strandline.storage.log import Log
 from strandline.storage.reserve import Reserve
 from strandline.types import BrokerId, LeaderEpoch, LogId, Offset
 
-UNFINISHED_NAME: Final = "restore-unfinished"
 _INDEX, _TERM = Index(1), Term(1)
 """Of the entry that the restored metadata stands for."""
 _FOREIGN: Final = frozenset({LOCK_NAME, "lost+found"})
@@ -129,7 +127,8 @@ def restore_backup(
             store = MetadataStore(data_dir, disk, Reserve(data_dir, disk))
             store.image = image
             store.rewrite()
-        disk.unlink(data_dir / UNFINISHED_NAME)
+        disk.unlink(data_dir / RESTORING_NAME)
+        disk.sync_directory(data_dir)  # were it back after a crash, a restore would start over
     finally:
         lock.release()
     before = manifest.image.streams
@@ -158,7 +157,7 @@ def _left_by_restore(data_dir: Path) -> list[Path]:
             f"cannot use data directory {data_dir}: {error.strerror}; choose another --data-dir"
         ) from error
     names = {path.name for path in paths}
-    if names and (UNFINISHED_NAME not in names or names & {METADATA_NAME, IDENTITY_NAME}):
+    if names and RESTORING_NAME not in names:
         raise InvalidRequestError(
             f"{data_dir} is not empty (it has {min(names)}); a backup is restored into a new data "
             "directory"
@@ -175,9 +174,9 @@ def _prepare(data_dir: Path, disk: Disk) -> None:
     for path in _left_by_restore(data_dir):
         if path.is_dir():
             shutil.rmtree(path)
-        elif path.name != UNFINISHED_NAME:  # the mark stays until the end
+        elif path.name != RESTORING_NAME:  # the mark stays until the end
             path.unlink()
-    disk.write_atomically(data_dir / UNFINISHED_NAME, b"")
+    disk.write_atomically(data_dir / RESTORING_NAME, b"")
 
 
 # The metadata
