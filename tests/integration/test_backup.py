@@ -352,6 +352,60 @@ def test_an_interrupted_restore_is_repeated(strandline_server, tmp_path, monkeyp
         assert records(client, "orders").equals(before)
 
 
+@pytest.mark.parametrize("is_recreated", [False, True])
+@pytest.mark.parametrize("step", ["_Copier.ends", "_Copier.copy_stream", "_LeaderLog.next_batches"])
+def test_a_stream_that_is_deleted_meanwhile_is_left_out(
+    strandline_server, tmp_path, restored, monkeypatch, *, step, is_recreated
+):
+    """At whatever step; the others are whole, and the next backup has the new one."""
+    directory = tmp_path / "backup"
+    owner, name = step.split(".")
+    real, deleted = getattr(getattr(take, owner), name), []
+    with strandline.connect(strandline_server.flight) as client:
+        fill(client, "first")
+        fill(client, "orders")
+        before = records(client, "orders")
+        backup(strandline_server.flight, directory)
+        append(client, "first", range(10))
+
+        def deleting(*args, **options):
+            if not deleted:
+                deleted.append(client.delete_stream("first"))
+                if is_recreated:
+                    fill(client, "first", count=5)
+            return real(*args, **options)
+
+        with monkeypatch.context() as racing:
+            racing.setattr(f"strandline.backup.take.{step}", deleting)
+            done = backup(strandline_server.flight, directory)
+        assert done["left_out"] == ["first"]
+        run("restore", directory, "--verify")
+        with strandline.connect(restored(directory)) as other:
+            assert "first" not in [each.name for each in other.list_streams()]
+            assert records(other, "orders").equals(before)
+        assert backup(strandline_server.flight, directory)["left_out"] == []
+        assert ("first" in BackupDirectory(directory).load().image.streams) is is_recreated
+
+
+def test_a_backup_whose_streams_are_all_deleted_meanwhile_is_kept(
+    strandline_server, tmp_path, monkeypatch
+):
+    """As if they had been deleted before: it is not replaced by an empty one."""
+    directory, real = tmp_path / "backup", take._Copier.ends
+    with strandline.connect(strandline_server.flight) as client:
+        fill(client)
+        backup(strandline_server.flight, directory)
+
+        def deleting(*args):
+            client.delete_stream("orders")
+            return real(*args)
+
+        monkeypatch.setattr("strandline.backup.take._Copier.ends", deleting)
+        error = backup(strandline_server.flight, directory, code=1)
+    assert "none of which exists here" in error["message"]
+    assert run("restore", directory, "--verify")["partitions"] == 3
+
+
 def test_a_backup_needs_an_administrator(tmp_path):
     """A reader of everything is refused; the administrator's backup has the hashes of tokens."""
     auth = {"enabled": True, "admin_token": ADMIN_TOKEN}

@@ -73,6 +73,8 @@ def backup(
         done = take_backup(client.brokers, place, report)
     for each in done.uncommitted:
         note(f"warning: not in the backup, since too few replicas are in sync to commit it: {each}")
+    for name in done.left_out:
+        note(f"note: not in the backup, since it was deleted while the command ran: stream {name}")
     print_done(_backup_text(done, directory), _backup_document(done, directory), output=output)
 
 
@@ -117,6 +119,7 @@ def _backup_document(done: "BackupResult", directory: Path) -> dict[str, Any]:
         "copied_bytes": done.copied_bytes,
         "copied_files": done.copied_files,
         "uncommitted": done.uncommitted,
+        "left_out": done.left_out,
     }
 
 

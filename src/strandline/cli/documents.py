@@ -275,6 +275,8 @@ class BackupDocument(_ManifestFields):
     copied_files: int
     uncommitted: list[str]
     """Partitions whose last records were not committed in time, and are not in the backup."""
+    left_out: list[str]
+    """Streams that were deleted while it was taken, perhaps created again, and are not in it."""
 
 
 class RestoredDocument(_ManifestFields):
