@@ -314,6 +314,32 @@ def test_a_damaged_backup_is_refused(strandline_server, tmp_path):
     assert "no finished backup" in error["message"]
 
 
+@pytest.mark.parametrize("harm", ["changed", "missing"])
+def test_a_damaged_file_is_copied_again(strandline_server, tmp_path, restored, harm):
+    """One of the right size with --verify, as the error says; a missing one always."""
+    directory = tmp_path / "backup"
+    with strandline.connect(strandline_server.flight) as client:
+        fill(client)
+        before = records(client, "orders")
+    backup(strandline_server.flight, directory)
+    file = max(directory.rglob("*.log"), key=lambda path: path.stat().st_size)
+    if harm == "missing":
+        file.unlink()
+    else:
+        whole = file.read_bytes()
+        file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        assert backup(strandline_server.flight, directory)["damaged"] == []
+    error = run("restore", directory, "--verify", code=1)
+    assert "run 'strandline backup --verify' if the brokers still have" in error["message"]
+    option = ["--verify"] if harm == "changed" else []
+    done = run("backup", directory, "--server", strandline_server.flight, *option)
+    assert done["damaged"] == [str(file.relative_to(directory))]
+    assert done["copied_files"] == 1
+    run("restore", directory, "--verify")
+    with strandline.connect(restored(directory)) as client:
+        assert records(client, "orders").equals(before)
+
+
 def test_a_refused_restore_writes_nothing(strandline_server, tmp_path):
     """Neither into the backup itself, which goes on, nor into another directory that is in use."""
     directory, other = tmp_path / "backup", tmp_path / "other"

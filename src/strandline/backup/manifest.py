@@ -146,11 +146,13 @@ def decode_manifest(data: bytes, *, file: str) -> BackupManifest:
     return manifest
 
 
-def damaged(file: object, why: str) -> CorruptBatchError:
+def damaged(
+    file: object, why: str, *, remedy: str = "take a new one into an empty directory"
+) -> CorruptBatchError:
     """Return the error of a file of a backup that cannot be used."""
     return CorruptBatchError(
-        f"{file} is damaged: {why}; take the file from another copy of the backup, or use another "
-        "backup"
+        f"{file} is damaged: {why}; {remedy}, take the file from another copy of the backup, or "
+        "use another backup"
     )
 
 

@@ -65,6 +65,7 @@ class BackupResult(NamedTuple):
         copied_files: files that it did not have.
         uncommitted: partitions whose last records at the start were not committed in time.
         left_out: streams that were deleted meanwhile, perhaps created again.
+        damaged: files of the backup before that were missing or damaged, and are no longer used.
     """
 
     manifest: BackupManifest
@@ -72,19 +73,24 @@ class BackupResult(NamedTuple):
     copied_files: int
     uncommitted: tuple[str, ...]
     left_out: tuple[str, ...]
+    damaged: tuple[str, ...]
 
 
 Report = Callable[[BackupProgress], None]
 T = TypeVar("T")
 
 
-def take_backup(brokers: ClusterClient, directory: BackupDirectory, report: Report) -> BackupResult:
+def take_backup(
+    brokers: ClusterClient, directory: BackupDirectory, report: Report, *, verify: bool = False
+) -> BackupResult:
     """Take a backup into a directory whose lock is held.
 
     Args:
         brokers: the cluster, or the only broker.
         directory: for the backup, with the one before or empty.
         report: called with the progress.
+        verify: whether the files that are kept are read and compared with their checksums; else
+            only their sizes are.
 
     Raises:
         InvalidRequestError: the directory has a backup of other streams.
@@ -98,7 +104,9 @@ def take_backup(brokers: ClusterClient, directory: BackupDirectory, report: Repo
     if before is not None:
         _check_same(before, found.cluster, image, directory=directory)
     number = 1 if before is None else before.number + 1
-    copier = _Copier(brokers, directory, number, before=before, image=image, report=report)
+    copier = _Copier(
+        brokers, directory, number, before=before, image=image, report=report, verify=verify
+    )
     copies: list[PartitionBackup] = []
     streams = list(image.streams.values())
     copier.partitions_left = sum(len(stream.partitions) for stream in streams)
@@ -129,6 +137,7 @@ def take_backup(brokers: ClusterClient, directory: BackupDirectory, report: Repo
         copier.copied_files,
         tuple(copier.uncommitted),
         tuple(copier.left_out),
+        tuple(copier.damaged),
     )
 
 
@@ -194,6 +203,7 @@ class _Copier:
         before: BackupManifest | None,
         image: MetadataImage,
         report: Report,
+        verify: bool,
     ) -> None:
         self._brokers = brokers
         self._directory = directory
@@ -203,11 +213,13 @@ class _Copier:
         self._image = image
         """The newest that is known."""
         self._report = report
+        self._verify = verify
         self.partitions_left = 0
         self.copied_bytes = 0
         self.copied_files = 0
         self.uncommitted: list[str] = []
         self.left_out: list[str] = []
+        self.damaged: list[str] = []
 
     def unless_gone(self, stream: StreamImage, step: Callable[[StreamImage], T]) -> T | None:
         """Return the result of a step of a stream's copy; None if the stream was deleted meanwhile.
@@ -334,8 +346,12 @@ class _Copier:
         """Return the files of the backup before, and of an interrupted one, that can be kept."""
         before = self._before.get((log.log_id, stream.created_ns))
         found = _KeptFiles()
-        if before is not None and all(map(self._directory.has, before.files)):
-            found = _KeptFiles(before.files, before.last_crc, before.leader_epoch)
+        if before is not None:
+            has = partial(self._directory.has, verify=self._verify)
+            damaged = [file.name for file in before.files if not has(file)]
+            self.damaged += damaged
+            if not damaged:
+                found = _KeptFiles(before.files, before.last_crc, before.leader_epoch)
         if stream.config.has_gaps:
             is_same = before is not None and (before.log_start_offset, before.end) == (start, end)
             return found if is_same else _KeptFiles()
