@@ -129,9 +129,11 @@ def decode_manifest(data: bytes, *, file: str) -> BackupManifest:
         InvalidRecordError: a later version wrote it.
     """
     crc, _, body = data.rstrip(b"\n").partition(b"\n")
+    if not data.strip():
+        raise damaged(file, "it is empty")
+    if crc != b"%08x" % crc32c(body):
+        raise damaged(file, "its first line is not the checksum of the rest")
     try:
-        if int(crc, 16) != crc32c(body):
-            raise damaged(file, "its checksum is wrong")
         version = msgspec.json.decode(body, type=_ManifestVersion).version
         if version != MANIFEST_VERSION:
             raise InvalidRecordError(
@@ -147,7 +149,7 @@ def decode_manifest(data: bytes, *, file: str) -> BackupManifest:
 
 
 def damaged(
-    file: object, why: str, *, remedy: str = "take a new one into an empty directory"
+    file: object, why: str, *, remedy: str = "take a new backup into an empty directory"
 ) -> CorruptBatchError:
     """Return the error of a file of a backup that cannot be used."""
     return CorruptBatchError(
