@@ -351,6 +351,8 @@ def test_a_refused_restore_writes_nothing(strandline_server, tmp_path):
         error = run("restore", directory, "--data-dir", refused, code=1)
         assert f"{refused} is not empty (it has {name})" in error["message"]
         assert sorted(refused.rglob("*")) == before
+    error = run("restore", directory, "--data-dir", directory / "new", code=1)
+    assert "is in the backup's directory" in error["message"]
     assert backup(strandline_server.flight, directory)["number"] == 2
 
 

@@ -110,6 +110,8 @@ def restore_backup(
     """
     manifest = load_backup(directory)
     data_dir, disk = Path(config.data_dir), directory.disk
+    if directory.path.resolve() in data_dir.resolve().parents:
+        raise InvalidRequestError(f"{data_dir} is in the backup's directory; choose another one")
     _left_by_restore(data_dir)  # before the lock, which is a file in the directory
     image = restored_image(manifest, config.cluster, replicas=replicas)
     copies = list(_copies_here(manifest, image, config.cluster))
