@@ -17,7 +17,7 @@ from strandline.backup import take
 from strandline.backup.directory import BackupDirectory
 from strandline.cli.app import app
 from strandline.core.metadata.snapshot import encode_json
-from strandline.errors import StrandlineError
+from strandline.errors import InvalidConfigError, StrandlineError
 from strandline.testing import ProcessServer, Server
 from tests.kit.waiting import until
 
@@ -314,25 +314,124 @@ def test_a_damaged_backup_is_refused(strandline_server, tmp_path):
     assert "no finished backup" in error["message"]
 
 
-def test_an_interrupted_restore_is_repeated(strandline_server, tmp_path, monkeypatch):
-    """The directory that it left is not a broker's, and the next restore starts over in it."""
+@pytest.mark.parametrize("harm", ["changed", "missing"])
+def test_a_damaged_file_is_copied_again(strandline_server, tmp_path, restored, harm):
+    """One of the right size with --verify, as the error says; a missing one always."""
+    directory = tmp_path / "backup"
+    with strandline.connect(strandline_server.flight) as client:
+        fill(client)
+        before = records(client, "orders")
+    backup(strandline_server.flight, directory)
+    file = max(directory.rglob("*.log"), key=lambda path: path.stat().st_size)
+    if harm == "missing":
+        file.unlink()
+    else:
+        whole = file.read_bytes()
+        file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        assert backup(strandline_server.flight, directory)["damaged"] == []
+    error = run("restore", directory, "--verify", code=1)
+    assert "run 'strandline backup --verify' if the brokers still have" in error["message"]
+    option = ["--verify"] if harm == "changed" else []
+    done = run("backup", directory, "--server", strandline_server.flight, *option)
+    assert done["damaged"] == [str(file.relative_to(directory))]
+    assert done["copied_files"] == 1
+    run("restore", directory, "--verify")
+    with strandline.connect(restored(directory)) as client:
+        assert records(client, "orders").equals(before)
+
+
+def test_a_refused_restore_writes_nothing(strandline_server, tmp_path):
+    """Neither into the backup itself, which goes on, nor into another directory that is in use."""
+    directory, other = tmp_path / "backup", tmp_path / "other"
+    other.mkdir()
+    (other / "notes.txt").write_text("mine")
+    backup(strandline_server.flight, directory)
+    for refused, name in ((directory, "backup.lock"), (other, "notes.txt")):
+        before = sorted(refused.rglob("*"))
+        error = run("restore", directory, "--data-dir", refused, code=1)
+        assert f"{refused} is not empty (it has {name})" in error["message"]
+        assert sorted(refused.rglob("*")) == before
+    error = run("restore", directory, "--data-dir", directory / "new", code=1)
+    assert "is in the backup's directory" in error["message"]
+    assert backup(strandline_server.flight, directory)["number"] == 2
+
+
+@pytest.mark.parametrize("step", ["backup.restore._write_log", "storage.disk.Disk.unlink"])
+def test_an_interrupted_restore_is_repeated(strandline_server, tmp_path, monkeypatch, step):
+    """No broker starts on what it left, alone or in a cluster, and the next one starts over."""
     directory, data_dir = tmp_path / "backup", tmp_path / "data"
     with strandline.connect(strandline_server.flight) as client:
         fill(client)
         before = records(client, "orders")
     backup(strandline_server.flight, directory)
 
-    def fail(_):
+    def fail(*_, **__):
         raise StrandlineError("the power is gone")
 
     with monkeypatch.context() as broken:
-        broken.setattr("strandline.broker.metadata_store.MetadataStore.rewrite", fail)
+        broken.setattr(f"strandline.{step}", fail)
         run("restore", directory, "--data-dir", data_dir, code=1)
-    with pytest.raises(StrandlineError, match="does not know"):
-        Server(data_dir=data_dir).start()
+    cluster = {"broker_id": 1, "name": "new", "peers": ["1=127.0.0.1:1"]}
+    for settings in ({}, {"cluster": cluster}):
+        with pytest.raises(InvalidConfigError, match=r"restore of .* was interrupted"):
+            Server(data_dir=data_dir, **settings).start()
     run("restore", directory, "--data-dir", data_dir)
     with Server(data_dir=data_dir) as url, strandline.connect(url) as client:
         assert records(client, "orders").equals(before)
+
+
+@pytest.mark.parametrize("is_recreated", [False, True])
+@pytest.mark.parametrize("step", ["_Copier.ends", "_Copier.copy_stream", "_LeaderLog.next_batches"])
+def test_a_stream_that_is_deleted_meanwhile_is_left_out(
+    strandline_server, tmp_path, restored, monkeypatch, *, step, is_recreated
+):
+    """At whatever step; the others are whole, and the next backup has the new one."""
+    directory = tmp_path / "backup"
+    owner, name = step.split(".")
+    real, deleted = getattr(getattr(take, owner), name), []
+    with strandline.connect(strandline_server.flight) as client:
+        fill(client, "first")
+        fill(client, "orders")
+        before = records(client, "orders")
+        backup(strandline_server.flight, directory)
+        append(client, "first", range(10))
+
+        def deleting(*args, **options):
+            if not deleted:
+                deleted.append(client.delete_stream("first"))
+                if is_recreated:
+                    fill(client, "first", count=5)
+            return real(*args, **options)
+
+        with monkeypatch.context() as racing:
+            racing.setattr(f"strandline.backup.take.{step}", deleting)
+            done = backup(strandline_server.flight, directory)
+        assert done["left_out"] == ["first"]
+        run("restore", directory, "--verify")
+        with strandline.connect(restored(directory)) as other:
+            assert "first" not in [each.name for each in other.list_streams()]
+            assert records(other, "orders").equals(before)
+        assert backup(strandline_server.flight, directory)["left_out"] == []
+        assert ("first" in BackupDirectory(directory).load().image.streams) is is_recreated
+
+
+def test_a_backup_whose_streams_are_all_deleted_meanwhile_is_kept(
+    strandline_server, tmp_path, monkeypatch
+):
+    """As if they had been deleted before: it is not replaced by an empty one."""
+    directory, real = tmp_path / "backup", take._Copier.ends
+    with strandline.connect(strandline_server.flight) as client:
+        fill(client)
+        backup(strandline_server.flight, directory)
+
+        def deleting(*args):
+            client.delete_stream("orders")
+            return real(*args)
+
+        monkeypatch.setattr("strandline.backup.take._Copier.ends", deleting)
+        error = backup(strandline_server.flight, directory, code=1)
+    assert "none of which exists here" in error["message"]
+    assert run("restore", directory, "--verify")["partitions"] == 3
 
 
 def test_a_backup_needs_an_administrator(tmp_path):

@@ -10,6 +10,8 @@ import pytest
 import yaml
 
 import strandline
+from strandline.backup import take
+from strandline.backup.directory import BackupDirectory
 from strandline.errors import StrandlineError
 from strandline.process.ports import free_ports
 from strandline.testing import ProcessServer
@@ -140,6 +142,35 @@ def test_three_brokers_from_a_backup_of_three(cluster, tmp_path):
     finally:
         for server in servers.values():
             server.kill()
+
+
+@pytest.mark.parametrize("is_recreated", [False, True])
+def test_a_stream_that_is_deleted_meanwhile_is_left_out(
+    cluster, tmp_path, monkeypatch, *, is_recreated
+):
+    """Leaders that do not know it, or another one, are asked again only until the timeout."""
+    real, deleted = take._Copier.copy_stream, []
+    place = BackupDirectory(tmp_path / "backup")
+    with strandline.connect(addresses(cluster), timeout_s=5) as client:
+        for name in ("kept", "orders"):
+            client.create_stream(name, partitions=3, replicas=3)
+            client.append(name, b"one", timeout_s=30)
+
+        def deleting(copier, stream, **options):
+            if stream.config.name == "orders" and not deleted:
+                deleted.append(client.delete_stream("orders"))
+                if is_recreated:
+                    client.create_stream("orders", partitions=3, replicas=3)
+            return real(copier, stream, **options)
+
+        monkeypatch.setattr("strandline.backup.take._Copier.copy_stream", deleting)
+        with place.locked():
+            done = take.take_backup(client.brokers, place, lambda _: None)
+            assert done.left_out == ("orders",)
+            assert {"kept", "orders"} & set(done.manifest.image.streams) == {"kept"}
+            done = take.take_backup(client.brokers, place, lambda _: None)
+    assert done.left_out == ()
+    assert ("orders" in done.manifest.image.streams) is is_recreated
 
 
 def test_a_broker_that_did_not_restore_is_rejected(tmp_path):

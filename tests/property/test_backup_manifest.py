@@ -86,6 +86,16 @@ def test_a_changed_byte_is_refused(manifest, data):
         decode_manifest(bytes(encoded), file="manifest.json")
 
 
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [(b"", "it is empty"), (b"\n", "it is empty"), (b"{}\n", "its first line is not the checksum")],
+)
+def test_a_manifest_without_a_checksum_is_refused(data, why):
+    """The error says what is wrong with it, and what to do."""
+    with pytest.raises(CorruptBatchError, match=f"m is damaged: {why}.*; take a new backup"):
+        decode_manifest(data, file="m")
+
+
 @given(manifests(), st.data())
 def test_a_missing_file_is_noticed(manifest, data):
     """A manifest that lacks a file in the middle, or the last one, is no whole backup."""

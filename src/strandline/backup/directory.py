@@ -23,7 +23,12 @@ from strandline.backup.manifest import (
     file_name,
     parse_file_name,
 )
-from strandline.errors import DataDirLockedError, InvalidRequestError, UnavailableError
+from strandline.errors import (
+    DataDirLockedError,
+    InvalidRequestError,
+    StrandlineError,
+    UnavailableError,
+)
 from strandline.record.batch import BatchHeader, read_header
 from strandline.storage.disk import Disk
 from strandline.storage.private_directory import make_private_directory
@@ -32,6 +37,7 @@ from strandline.storage.scan import OFFSET_MAX, scan
 LOCK_NAME: Final = "backup.lock"
 LOGS_NAME: Final = "logs"
 PART_NAME: Final = "copying.part"
+COPY_AGAIN: Final = "run 'strandline backup --verify' if the brokers still have its records"
 READ_BYTES: Final = 4 << 20
 _NAMES: Final = frozenset(
     {MANIFEST_NAME, f"{MANIFEST_NAME}.new", LOCK_NAME, LOGS_NAME, "lost+found"}
@@ -63,10 +69,11 @@ class BackupDirectory:
         """
         try:
             make_private_directory(self.path)
-            names = {path.name for path in self.path.iterdir()}
-            if names - _NAMES:
+            others = {path.name for path in self.path.iterdir()} - _NAMES
+            if others:
                 raise InvalidRequestError(
-                    f"{self.path} has other files than a backup's; choose an empty directory"
+                    f"{self.path} has other files than a backup's: {min(others)}; choose an empty "
+                    "directory, or move what is not the backup's away"
                 )
             fd = os.open(self.path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -121,11 +128,13 @@ class BackupDirectory:
         """Begin a file of a log at an offset."""
         return FileWriter(self, log_id, start, number=number)
 
-    def has(self, file: BackupFile) -> bool:
-        """Whether a file exists with its size."""
+    def has(self, file: BackupFile, *, verify: bool) -> bool:
+        """Whether a file exists with its size, and with its checksum if that is to be verified."""
         try:
+            if verify:
+                self.verify_file(file)
             return (self.path / file.name).stat().st_size == file.size
-        except OSError:
+        except (OSError, StrandlineError):
             return False
 
     def unfinished(self, log_id: int, *, number: int) -> list[str]:
@@ -199,12 +208,12 @@ class BackupDirectory:
         """
         path = self.path / file.name
         if not path.exists():
-            raise damaged(path, "it is missing")
+            raise damaged(path, "it is missing", remedy=COPY_AGAIN)
         digest, fd = hashlib.sha256(), self.disk.open(path)
         try:
             size, position = self.disk.size(fd), 0
             if size != file.size:
-                raise damaged(path, f"it has {size} bytes, not {file.size}")
+                raise damaged(path, f"it has {size} bytes, not {file.size}", remedy=COPY_AGAIN)
             while position < size:
                 piece = self.disk.pread(fd, READ_BYTES, position)
                 digest.update(piece)
@@ -213,7 +222,7 @@ class BackupDirectory:
         finally:
             self.disk.close(fd)
         if digest.hexdigest() != file.sha256:
-            raise damaged(path, "its checksum is wrong")
+            raise damaged(path, "its checksum is wrong", remedy=COPY_AGAIN)
 
 
 class FileWriter:

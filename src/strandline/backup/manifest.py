@@ -129,9 +129,11 @@ def decode_manifest(data: bytes, *, file: str) -> BackupManifest:
         InvalidRecordError: a later version wrote it.
     """
     crc, _, body = data.rstrip(b"\n").partition(b"\n")
+    if not data.strip():
+        raise damaged(file, "it is empty")
+    if crc != b"%08x" % crc32c(body):
+        raise damaged(file, "its first line is not the checksum of the rest")
     try:
-        if int(crc, 16) != crc32c(body):
-            raise damaged(file, "its checksum is wrong")
         version = msgspec.json.decode(body, type=_ManifestVersion).version
         if version != MANIFEST_VERSION:
             raise InvalidRecordError(
@@ -146,11 +148,13 @@ def decode_manifest(data: bytes, *, file: str) -> BackupManifest:
     return manifest
 
 
-def damaged(file: object, why: str) -> CorruptBatchError:
+def damaged(
+    file: object, why: str, *, remedy: str = "take a new backup into an empty directory"
+) -> CorruptBatchError:
     """Return the error of a file of a backup that cannot be used."""
     return CorruptBatchError(
-        f"{file} is damaged: {why}; take the file from another copy of the backup, or use another "
-        "backup"
+        f"{file} is damaged: {why}; {remedy}, take the file from another copy of the backup, or "
+        "use another backup"
     )
 
 

@@ -1,9 +1,10 @@
 """Makes the data directory of a new broker from a backup.
 
 Rules: the directory is empty, or has what an interrupted restore left. Every file that is needed is
-verified before anything is written. Metadata is written last: a broker does not start on logs that
-no metadata names. Batches are written as they were stored, so records keep their offsets, times,
-producers and encryption, and log ids stay, since transactions name them.
+verified before anything is written. A file marks the directory until all is written: a broker does
+not start with it, and the next restore starts over. Batches are written as they were stored, so
+records keep their offsets, times, producers and encryption, and log ids stay, since transactions
+name them.
 
 Each broker of a new cluster restores the same backup: all get the same metadata, as a snapshot of
 the quorum's log. It names their directories, so the cluster rejects a broker that did not restore,
@@ -21,15 +22,13 @@ import msgspec
 
 from strandline.backup.directory import Advance, BackupDirectory
 from strandline.backup.manifest import BackupManifest, PartitionBackup, damaged
-from strandline.broker.cluster.identity import FILE_NAME as IDENTITY_NAME
 from strandline.broker.cluster.identity import DirectoryIdentity, save_identity
 from strandline.broker.cluster.opening import QUORUM_NAME, QUORUM_SEGMENT_BYTES
 from strandline.broker.cluster.watermark_file import save_watermarks
 from strandline.broker.lock import FILE_NAME as LOCK_NAME
 from strandline.broker.lock import DataDirLock
-from strandline.broker.metadata_store import FILE_NAME as METADATA_NAME
 from strandline.broker.metadata_store import MetadataStore
-from strandline.broker.opening import log_plan
+from strandline.broker.opening import RESTORING_NAME, log_plan
 from strandline.broker.quorum_store import QuorumStore
 from strandline.config import BrokerConfig, ClusterConfig, StreamConfig, bracketed
 from strandline.core.metadata.image import BrokerImage, MetadataImage, PartitionImage, StreamImage
@@ -38,14 +37,13 @@ from strandline.core.metadata.placement import place
 from strandline.core.metadata.snapshot import encode_image
 from strandline.core.metadata.streams import check_stream_config
 from strandline.core.raft.messages import HardState, Index, Members, Snapshot, Term
-from strandline.errors import InvalidConfigError, InvalidRequestError
+from strandline.errors import InvalidConfigError, InvalidRequestError, UnavailableError
 from strandline.record.batch import iter_headers
 from strandline.storage.disk import Disk
 from strandline.storage.log import Log
 from strandline.storage.reserve import Reserve
 from strandline.types import BrokerId, LeaderEpoch, LogId, Offset
 
-UNFINISHED_NAME: Final = "restore-unfinished"
 _INDEX, _TERM = Index(1), Term(1)
 """Of the entry that the restored metadata stands for."""
 _FOREIGN: Final = frozenset({LOCK_NAME, "lost+found"})
@@ -111,12 +109,15 @@ def restore_backup(
         UnavailableError: a file cannot be read or written.
     """
     manifest = load_backup(directory)
+    data_dir, disk = Path(config.data_dir), directory.disk
+    if directory.path.resolve() in data_dir.resolve().parents:
+        raise InvalidRequestError(f"{data_dir} is in the backup's directory; choose another one")
+    _left_by_restore(data_dir)  # before the lock, which is a file in the directory
     image = restored_image(manifest, config.cluster, replicas=replicas)
     copies = list(_copies_here(manifest, image, config.cluster))
     for copy, _ in copies:
         for file in copy.files:
             directory.verify_file(file, advance)
-    data_dir, disk = Path(config.data_dir), directory.disk
     lock = DataDirLock(data_dir)
     try:
         _prepare(data_dir, disk)
@@ -128,7 +129,8 @@ def restore_backup(
             store = MetadataStore(data_dir, disk, Reserve(data_dir, disk))
             store.image = image
             store.rewrite()
-        disk.unlink(data_dir / UNFINISHED_NAME)
+        disk.unlink(data_dir / RESTORING_NAME)
+        disk.sync_directory(data_dir)  # were it back after a crash, a restore would start over
     finally:
         lock.release()
     before = manifest.image.streams
@@ -141,25 +143,42 @@ def restore_backup(
     return RestoreResult(manifest, data_dir, len(copies), size, tuple(changed))
 
 
-def _prepare(data_dir: Path, disk: Disk) -> None:
-    """Make sure that the directory is empty, and mark it as being restored.
+def _left_by_restore(data_dir: Path) -> list[Path]:
+    """Return what an interrupted restore has left; nothing if the directory is empty or missing.
 
     Raises:
-        InvalidRequestError: it is not empty.
+        InvalidRequestError: it has other files.
+        UnavailableError: it cannot be read.
     """
-    names = {path.name for path in data_dir.iterdir()} - _FOREIGN
-    if UNFINISHED_NAME in names and not names & {METADATA_NAME, IDENTITY_NAME}:
-        for name in names:
-            path = data_dir / name
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
-    elif names:
+    try:
+        paths = [path for path in data_dir.iterdir() if path.name not in _FOREIGN]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UnavailableError(
+            f"cannot use data directory {data_dir}: {error.strerror}; choose another --data-dir"
+        ) from error
+    names = {path.name for path in paths}
+    if names and RESTORING_NAME not in names:
         raise InvalidRequestError(
-            f"{data_dir} is not empty; a backup is restored into a new data directory"
+            f"{data_dir} is not empty (it has {min(names)}); a backup is restored into a new data "
+            "directory"
         )
-    disk.write_atomically(data_dir / UNFINISHED_NAME, b"")
+    return paths
+
+
+def _prepare(data_dir: Path, disk: Disk) -> None:
+    """Empty the directory of what an interrupted restore left, and mark it as being restored.
+
+    Raises:
+        InvalidRequestError: it has other files.
+    """
+    for path in _left_by_restore(data_dir):
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != RESTORING_NAME:  # the mark stays until the end
+            path.unlink()
+    disk.write_atomically(data_dir / RESTORING_NAME, b"")
 
 
 # The metadata

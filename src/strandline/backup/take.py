@@ -1,7 +1,7 @@
 """Takes a backup from brokers that run, copying only what the backup before does not have.
 
 The moment that it represents, in this order:
-1. the streams are those of the metadata at the start;
+1. the streams are those of the metadata at the start, without those deleted while it is taken;
 2. internal streams are copied before the others, so that no committed offset, consumer or decided
    transaction is ahead of the records that it is about;
 3. the other partitions are copied up to where their leaders' logs ended after that;
@@ -14,8 +14,9 @@ a tombstone that compaction removed is needed to delete a record of an older fil
 """
 
 import time
-from collections.abc import Callable, Iterable
-from typing import Final, NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -27,7 +28,12 @@ from strandline.client.cluster_client import ClusterClient
 from strandline.core.metadata.image import MetadataImage, StreamImage
 from strandline.core.metadata.internal_streams import is_internal
 from strandline.core.metadata.snapshot import decode_json, encode_json
-from strandline.errors import CorruptBatchError, InvalidRequestError, UnknownStreamError
+from strandline.errors import (
+    CorruptBatchError,
+    InvalidRequestError,
+    StrandlineError,
+    UnknownStreamError,
+)
 from strandline.record.batch import BatchHeader, read_header
 from strandline.storage.scan import OFFSET_MAX, scan
 from strandline.version import __version__
@@ -58,24 +64,33 @@ class BackupResult(NamedTuple):
         copied_bytes: bytes that the backup before did not have.
         copied_files: files that it did not have.
         uncommitted: partitions whose last records at the start were not committed in time.
+        left_out: streams that were deleted meanwhile, perhaps created again.
+        damaged: files of the backup before that were missing or damaged, and are no longer used.
     """
 
     manifest: BackupManifest
     copied_bytes: int
     copied_files: int
     uncommitted: tuple[str, ...]
+    left_out: tuple[str, ...]
+    damaged: tuple[str, ...]
 
 
 Report = Callable[[BackupProgress], None]
+T = TypeVar("T")
 
 
-def take_backup(brokers: ClusterClient, directory: BackupDirectory, report: Report) -> BackupResult:
+def take_backup(
+    brokers: ClusterClient, directory: BackupDirectory, report: Report, *, verify: bool = False
+) -> BackupResult:
     """Take a backup into a directory whose lock is held.
 
     Args:
         brokers: the cluster, or the only broker.
         directory: for the backup, with the one before or empty.
         report: called with the progress.
+        verify: whether the files that are kept are read and compared with their checksums; else
+            only their sizes are.
 
     Raises:
         InvalidRequestError: the directory has a backup of other streams.
@@ -89,15 +104,22 @@ def take_backup(brokers: ClusterClient, directory: BackupDirectory, report: Repo
     if before is not None:
         _check_same(before, found.cluster, image, directory=directory)
     number = 1 if before is None else before.number + 1
-    copier = _Copier(brokers, directory, number, before=before, report=report)
+    copier = _Copier(
+        brokers, directory, number, before=before, image=image, report=report, verify=verify
+    )
     copies: list[PartitionBackup] = []
     streams = list(image.streams.values())
     copier.partitions_left = sum(len(stream.partitions) for stream in streams)
     for wanted in (True, False):
         some = [stream for stream in streams if is_internal(stream.config.name) is wanted]
-        ends = [(stream, copier.ends(stream)) for stream in some]
+        ends = [(stream, copier.unless_gone(stream, copier.ends)) for stream in some]
         for stream, infos in ends:
-            copies += copier.copy_stream(stream, infos)
+            if infos is not None:
+                copy = partial(copier.copy_stream, infos=infos)
+                copies += copier.unless_gone(stream, copy) or ()
+    image = image.with_streams(dict.fromkeys(copier.left_out))
+    if before is not None:
+        _check_same(before, found.cluster, image, directory=directory)
     [last] = brokers.ask(METADATA_SNAPSHOT, None)
     manifest = BackupManifest(
         number=number,
@@ -110,7 +132,12 @@ def take_backup(brokers: ClusterClient, directory: BackupDirectory, report: Repo
     )
     directory.finish(manifest)
     return BackupResult(
-        manifest, copier.copied_bytes, copier.copied_files, tuple(copier.uncommitted)
+        manifest,
+        copier.copied_bytes,
+        copier.copied_files,
+        tuple(copier.uncommitted),
+        tuple(copier.left_out),
+        tuple(copier.damaged),
     )
 
 
@@ -174,18 +201,47 @@ class _Copier:
         number: int,
         *,
         before: BackupManifest | None,
+        image: MetadataImage,
         report: Report,
+        verify: bool,
     ) -> None:
         self._brokers = brokers
         self._directory = directory
         self._number = number
         known = () if before is None else before.partitions
         self._before = {(each.log_id, each.created_ns): each for each in known}
+        self._image = image
+        """The newest that is known."""
         self._report = report
+        self._verify = verify
         self.partitions_left = 0
         self.copied_bytes = 0
         self.copied_files = 0
         self.uncommitted: list[str] = []
+        self.left_out: list[str] = []
+        self.damaged: list[str] = []
+
+    def unless_gone(self, stream: StreamImage, step: Callable[[StreamImage], T]) -> T | None:
+        """Return the result of a step of a stream's copy; None if the stream was deleted meanwhile.
+
+        Raises:
+            StrandlineError: the step's error, if the stream exists.
+        """
+        try:
+            if self._exists(stream):
+                return step(stream)
+        except StrandlineError:
+            # Files that are deleted under a reader cause various errors; the metadata decides.
+            [now] = self._brokers.ask(METADATA_SNAPSHOT, None)
+            self._image = decode_json(now.image)
+            if self._exists(stream):
+                raise
+        self.left_out.append(stream.config.name)
+        return None
+
+    def _exists(self, stream: StreamImage) -> bool:
+        now = self._image.streams.get(stream.config.name)
+        return now is not None and now.created_ns == stream.created_ns
 
     def ends(self, stream: StreamImage) -> dict[int, PartitionInfo]:
         """Return the offsets of each partition, from its leader."""
@@ -196,19 +252,21 @@ class _Copier:
         found: dict[int, PartitionInfo] = {}
         for led, info in answers:
             if info.created_ns != stream.created_ns:
-                raise UnknownStreamError(f"stream {name!r} was replaced meanwhile; start over")
+                raise UnknownStreamError(f"stream {name!r} was deleted and created again")
             found |= {each.partition: each for each in info.partitions if each.partition in led}
         return found
 
     def copy_stream(
         self, stream: StreamImage, infos: dict[int, PartitionInfo]
-    ) -> Iterable[PartitionBackup]:
-        """Copy the partitions of a stream; yield their copies."""
+    ) -> list[PartitionBackup]:
+        """Copy the partitions of a stream."""
+        copies = []
         for number in range(len(stream.partitions)):
             log = _LeaderLog(self._brokers, stream, number)
-            yield self._copy_partition(stream, log, infos[number])
+            copies.append(self._copy_partition(stream, log, infos[number]))
             self.partitions_left -= 1
             self._tell()
+        return copies
 
     def _copy_partition(
         self, stream: StreamImage, log: "_LeaderLog", info: PartitionInfo
@@ -288,8 +346,12 @@ class _Copier:
         """Return the files of the backup before, and of an interrupted one, that can be kept."""
         before = self._before.get((log.log_id, stream.created_ns))
         found = _KeptFiles()
-        if before is not None and all(map(self._directory.has, before.files)):
-            found = _KeptFiles(before.files, before.last_crc, before.leader_epoch)
+        if before is not None:
+            has = partial(self._directory.has, verify=self._verify)
+            damaged = [file.name for file in before.files if not has(file)]
+            self.damaged += damaged
+            if not damaged:
+                found = _KeptFiles(before.files, before.last_crc, before.leader_epoch)
         if stream.config.has_gaps:
             is_same = before is not None and (before.log_start_offset, before.end) == (start, end)
             return found if is_same else _KeptFiles()

@@ -18,6 +18,7 @@ from strandline.broker.maintenance.corruption import CorruptionReports
 from strandline.broker.maintenance.reclaimer import SpaceReclaimer
 from strandline.broker.maintenance.scrubber import Scrubber
 from strandline.broker.monitor import BrokerMonitor
+from strandline.broker.opening import check_restored
 from strandline.broker.routing import RouteTable
 from strandline.broker.stream import Stream
 from strandline.broker.stream_keys import StreamKeys
@@ -113,6 +114,7 @@ class BrokerBase(ABC):
         """Create the parts; only the metadata is loaded."""
         self.reclaimer = SpaceReclaimer()
         self._reserve = Reserve(self.data_dir, self.disk)
+        check_restored(self.data_dir, disk=self.disk)
         self._load_metadata()
         self._corruption = CorruptionReports(self.call_soon, telemetry=self.telemetry)
         self.committer = GroupCommitter(

@@ -202,10 +202,10 @@ def _load(directory: Path, disk: Disk) -> _LoadedMetadata:
         raise _corrupt(path, f"it is missing, and {LOG_NAME} goes on after it")
     if data is None:
         return _LoadedMetadata(MetadataImage(), is_new=True, size=0, mark=0, log_bytes=0)
+    crc, _, body = data.rstrip(b"\n").partition(b"\n")
+    if crc != b"%08x" % crc32c(body):
+        raise _corrupt(path, "checksum mismatch" if data else "it is empty")
     try:
-        crc, body = data.rstrip(b"\n").split(b"\n", 1)
-        if int(crc, 16) != crc32c(body):
-            raise _corrupt(path, "checksum mismatch")
         image = decode_json(body)
     except (ValueError, InvalidRecordError) as error:
         raise _corrupt(path, str(error)) from error

@@ -10,7 +10,7 @@ from pathlib import Path
 from strandline.broker.metadata_store import FILE_NAME
 from strandline.config import BrokerConfig, StreamConfig
 from strandline.core.metadata.image import MetadataImage
-from strandline.errors import CorruptBatchError
+from strandline.errors import CorruptBatchError, InvalidConfigError
 from strandline.storage.disk import Disk, translated
 from strandline.storage.log_directory import (
     DELETED_SUFFIX,
@@ -21,6 +21,21 @@ from strandline.storage.recovery import LogPlan, Recovered, recover
 from strandline.types import LogId
 
 LOGS_NAME = "logs"
+RESTORING_NAME = "restore-unfinished"
+"""Exists from the beginning of ``strandline restore`` to its end."""
+
+
+def check_restored(data_dir: Path, *, disk: Disk) -> None:
+    """Reject a directory that has only a part of a backup.
+
+    Raises:
+        InvalidConfigError: a restore was interrupted.
+    """
+    if disk.exists(data_dir / RESTORING_NAME):
+        raise InvalidConfigError(
+            f"a restore of {data_dir} was interrupted; run 'strandline restore' again, then start "
+            "the broker"
+        )
 
 
 def log_plan(data_dir: Path, log_id: LogId, config: StreamConfig) -> LogPlan:

@@ -36,6 +36,7 @@ REPORT_S: Final = 1.0
 BACKUP_EPILOG = examples(
     "strandline backup /mnt/backup                     # the first time everything",
     "strandline backup /mnt/backup                     # later only what is new",
+    "strandline backup /mnt/backup --verify            # and replace damaged files of the last one",
     "strandline backup /mnt/backup -s 10.0.0.1:9293,10.0.0.2:9293 -o json",
 )
 RESTORE_EPILOG = examples(
@@ -51,13 +52,18 @@ def backup(
     *,
     directory: BackupArgument,
     server: ServerOption = SERVER_DEFAULT,
+    verify: Annotated[
+        bool,
+        typer.Option("--verify", help="Read the files that are kept, and copy damaged ones again."),
+    ] = False,
     output: OutputOption = OutputFormat.text,
 ) -> None:
     """Copy streams, records, groups and settings of running brokers into a directory.
 
     Everything that was acknowledged before the command began is in the backup. Run it again into
     the same directory, and it copies only what is new; a backup that is interrupted leaves the one
-    before as it was, and the next one goes on from there. Needs the permission to administer the
+    before as it was, and the next one goes on from there. Of the files that are kept
+    only the sizes are checked, unless --verify is given. Needs the permission to administer the
     cluster.
     """
     import strandline
@@ -70,9 +76,15 @@ def backup(
         place.locked(),
         _reported(output) as report,
     ):
-        done = take_backup(client.brokers, place, report)
+        done = take_backup(client.brokers, place, report, verify=verify)
     for each in done.uncommitted:
         note(f"warning: not in the backup, since too few replicas are in sync to commit it: {each}")
+    for each in done.damaged:
+        note(
+            f"note: missing or damaged; what the brokers still have of it was copied again: {each}"
+        )
+    for name in done.left_out:
+        note(f"note: not in the backup, since it was deleted while the command ran: stream {name}")
     print_done(_backup_text(done, directory), _backup_document(done, directory), output=output)
 
 
@@ -117,6 +129,8 @@ def _backup_document(done: "BackupResult", directory: Path) -> dict[str, Any]:
         "copied_bytes": done.copied_bytes,
         "copied_files": done.copied_files,
         "uncommitted": done.uncommitted,
+        "left_out": done.left_out,
+        "damaged": done.damaged,
     }
 
 

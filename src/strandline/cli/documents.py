@@ -275,6 +275,10 @@ class BackupDocument(_ManifestFields):
     copied_files: int
     uncommitted: list[str]
     """Partitions whose last records were not committed in time, and are not in the backup."""
+    left_out: list[str]
+    """Streams that were deleted while it was taken, perhaps created again, and are not in it."""
+    damaged: list[str]
+    """Files of the backup before that were missing or damaged, and were copied again."""
 
 
 class RestoredDocument(_ManifestFields):

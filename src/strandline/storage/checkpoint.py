@@ -97,10 +97,10 @@ def decode_note(data: bytes, kind: type[NoteT], path: Path) -> NoteT:
     Raises:
         CorruptBatchError: the file is corrupt.
     """
+    crc, _, body = data.rstrip(b"\n").partition(b"\n")
+    if crc != b"%08x" % crc32c(body):
+        raise CorruptBatchError(f"{path.stem} is corrupt (checksum mismatch)", file=str(path))
     try:
-        crc, body = data.rstrip(b"\n").split(b"\n", 1)
-        if int(crc, 16) != crc32c(body):
-            raise CorruptBatchError(f"{path.stem} is corrupt (checksum mismatch)", file=str(path))
         return msgspec.json.decode(body, type=kind)
     except UNDECODABLE as error:
         raise CorruptBatchError(f"{path.stem} is corrupt ({error})", file=str(path)) from error

@@ -122,5 +122,6 @@ def test_a_directory_with_other_files_is_refused(backup):
     """Such as a broker's data directory."""
     backup.path.mkdir()
     (backup.path / "metadata.json").write_text("")
-    with pytest.raises(InvalidRequestError, match="choose an empty directory"), backup.locked():
+    with pytest.raises(InvalidRequestError, match=r"backup's: metadata\.json"), backup.locked():
         pass
+    assert [path.name for path in backup.path.iterdir()] == ["metadata.json"]

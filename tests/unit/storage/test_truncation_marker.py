@@ -98,6 +98,14 @@ def test_cuts_are_counted_over_lives(data):
     assert read_marker(data.now.logs[A].directory, disk=data.disk).state.truncations == 3
 
 
+@pytest.mark.parametrize("found", [b"", b"\n", b"00000001\n{}\n", b"{}\n"])
+def test_a_note_without_its_checksum_is_corrupt(tmp_path, disk, found):
+    """The error says so, not what the decoder could not do."""
+    (tmp_path / MARKER_NAME).write_bytes(found)
+    with pytest.raises(CorruptBatchError, match=r"is corrupt \(checksum mismatch\)"):
+        read_marker(tmp_path, disk=disk)
+
+
 def test_a_corrupt_note_is_reported(data):
     """The end of the log is then unknown: that is reported, and everything is replayed."""
     for _ in range(3):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from strandline.broker.cluster.identity import DirectoryIdentity, load_identity
 from strandline.broker.lock import DataDirLock
-from strandline.broker.opening import LOGS_NAME, log_directories, log_plan
+from strandline.broker.opening import LOGS_NAME, check_restored, log_directories, log_plan
 from strandline.broker.quorum_store import LOG_ID
 from strandline.config import JournalConfig, StreamConfig
 from strandline.errors import InvalidConfigError, StrandlineError
@@ -57,6 +57,7 @@ def opened_offline(data_dir: Path, *, disk: Disk) -> Iterator[tuple[DirectoryIde
         DataDirLockedError: the broker is running.
         StrandlineError: as ``open_all_logs``.
     """
+    check_restored(data_dir, disk=disk)
     identity = load_identity(data_dir, disk=disk)
     if identity is None:
         raise InvalidConfigError(

@@ -20,7 +20,7 @@ def _read_log(context: ActionContext, request: wire.ReadLogRequest) -> list[wire
     context.broker.check_metadata()
     partition = context.broker.stream(request.stream).partition(request.partition)
     if partition.log_id != request.log_id:
-        raise UnknownStreamError(f"{partition.name} was deleted and created again; start over")
+        raise UnknownStreamError(f"{partition.name} was deleted and created again")
     know_end(context, [partition], led=[partition])
     log, high_watermark = partition.log, partition.high_watermark
     batches = b""
