@@ -119,7 +119,7 @@ class DeltaStore(TableStore):
             if table.version() == version:
                 return Loaded(state, table)
 
-    def refuse_other_kind(self, schema: pa.Schema) -> None:
+    def refuse_other_kind(self, schema: pa.Schema | None) -> None:
         """Check that there is no table of plain files, nor a foreign Delta table of other columns.
 
         The state of our own table has its columns.
@@ -130,7 +130,7 @@ class DeltaStore(TableStore):
                 "choose another directory"
             )
         state, table = self.load()
-        if table is None:
+        if table is None or schema is None:
             return
         _refuse_unwritable(table, Schema.from_arrow(schema) if state else table.schema())
         if state is None:

@@ -44,6 +44,7 @@ from strandline.spark.table_log import (
 )
 from strandline.spark.table_store import (
     Loaded,
+    MissingTableError,
     TableDirectory,
     TableStore,
     reason_of,
@@ -364,13 +365,13 @@ def location_of(name: str, *, catalog: Mapping[str, str], storage: Mapping[str, 
     """Return the location of an existing table.
 
     Raises:
-        InvalidConfigError: it does not exist.
+        InvalidConfigError: it does not exist, or the name is not one of a table.
     """
     _namespace_of(name)
     try:
         return _load_table(name, catalog, storage).location()
     except NoSuchTableError as error:
-        raise InvalidConfigError(f"the catalog has no table {name}") from error
+        raise MissingTableError(f"the catalog has no table {name}") from error
 
 
 def _load_table(name: str, catalog: Mapping[str, str], storage: Mapping[str, str]) -> Table:

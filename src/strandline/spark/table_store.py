@@ -39,6 +39,10 @@ _PLACED_GRACE_S = 600.0
 """Time for a reader that found a file in staging to open it before that name is removed."""
 
 
+class MissingTableError(InvalidConfigError):
+    """An Iceberg table that the catalog does not have."""
+
+
 class Loaded(NamedTuple):
     """The newest state of a table, and its place in the table's log."""
 
@@ -353,11 +357,11 @@ class TableStore(ABC):
     def expire(self, *, age_s: float) -> int:
         """Remove what no snapshot younger than this needs; return the number of data files."""
 
-    def refuse_other_kind(self, schema: pa.Schema) -> None:
+    def refuse_other_kind(self, schema: pa.Schema | None) -> None:
         """Check that rows may be written here; creates nothing.
 
         Args:
-            schema: of the rows.
+            schema: of the rows; None: not known yet.
 
         Raises:
             InvalidRequestError: there is something else than a table of this kind.

@@ -319,6 +319,42 @@ def test_the_status_of_a_load_is_that_of_its_table(log, table_format):
     assert "s ago" in text
 
 
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_the_status_of_a_load_that_run_rejects_is_the_same_error(log, table_format):
+    """A recreated stream, its checkpoint, another's table, another format, several into one."""
+    log.use(table_format)
+    log.append(range(10))
+    log.run()
+    other = "delta" if table_format == "parquet" else "parquet"
+    changes = [
+        {"streams": ["bad"], "into": log.config["into"].replace("{stream}", "orders")},
+        {"streams": ["orders", "bad"], "into": str(log.directory / "one")},
+        {"dead_letters": "none"},
+        {"format": "iceberg", "into": "no-name", "catalog": log.catalog},
+    ]
+    if table_format != "iceberg":
+        changes.append({"format": other})
+    for each in changes:
+        assert_rejected_alike(log, each | {"checkpoint": str(log.directory / "c")})
+    log.client.delete_stream("orders")
+    log.client.create_stream("orders", partitions=2)
+    assert_rejected_alike(log, {})
+    into = "lake.new" if table_format == "iceberg" else str(log.directory / "new")
+    assert_rejected_alike(log, {"into": into})
+
+
+def assert_rejected_alike(log, changes):
+    changes = {"dead_letters": None} | changes
+    with pytest.raises(InvalidRequestError) as by_run:
+        log.run(**changes)
+    with pytest.raises(InvalidRequestError) as by_status:
+        load_status(decode_pipeline(log.config | changes))
+    assert (by_status.value.code, str(by_status.value)) == (
+        by_run.value.code,
+        str(by_run.value),
+    )
+
+
 def test_the_status_of_another_pipeline_is_its_group(tmp_path):
     """The error says where it is."""
     file = tmp_path / "copy.yaml"

@@ -134,7 +134,7 @@ class LocalLoad:
         table = parse_table_options(load.options | {"path": load.path})
         self._table = TableCommitter(table, schema)
         self._progress = QueryProgress(self.options)
-        self._checkpoint = local_path(config.checkpoint) / f"{load.stream}.local.json"
+        self._checkpoint = plan_path(config, load.stream)
         extent = stream_state(self.options)
         self._identity = extent.identity
         self._plan = self._begin(extent)
@@ -159,14 +159,8 @@ class LocalLoad:
 
     def _begin(self, extent: StreamExtent) -> BatchPlan:
         """Return the last plan, or where a new load begins, made durable."""
-        found = _read_plan(self._checkpoint)
+        found = read_plan(self._checkpoint, identity=extent.identity)
         if found is not None:
-            if found.identity != extent.identity:
-                raise InvalidConfigError(
-                    f"{self._checkpoint} belongs to another incarnation of the stream "
-                    f"({found.identity}, the broker has {extent.identity}): load into another "
-                    "table, with a new checkpoint"
-                )
             return found
         start = starting_offsets(extent.partitions, self.options)
         begun = BatchPlan(
@@ -279,14 +273,24 @@ def _numbers(offsets: Offsets) -> dict[int, int]:
     return {int(partition): offset for partition, offset in offsets.items()}  # type: ignore[arg-type]  # not names
 
 
-def _read_plan(path: Path) -> BatchPlan | None:
+def plan_path(config: LoadPipeline, stream: str) -> Path:
+    """Return the file of the plan of a stream's load."""
+    return local_path(config.checkpoint) / f"{stream}.local.json"
+
+
+def read_plan(path: Path, *, identity: str) -> BatchPlan | None:
     """Read a plan; None: there is none.
 
+    Args:
+        path: of the plan.
+        identity: of the stream as the broker has it.
+
     Raises:
+        InvalidConfigError: it belongs to another stream.
         InvalidRecordError: it is corrupt.
     """
     try:
-        return msgspec.json.decode(path.read_bytes(), type=BatchPlan)
+        found = msgspec.json.decode(path.read_bytes(), type=BatchPlan)
     except FileNotFoundError:
         return None
     except UNDECODABLE as error:
@@ -294,3 +298,9 @@ def _read_plan(path: Path) -> BatchPlan | None:
             f"{path} is not the plan of a load: {error}; delete it, and the load begins at the "
             "table's offsets"
         ) from error
+    if found.identity != identity:
+        raise InvalidConfigError(
+            f"{path} belongs to another incarnation of the stream ({found.identity}, the broker "
+            f"has {identity}): load into another table, with a new checkpoint"
+        )
+    return found
