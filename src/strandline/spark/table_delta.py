@@ -48,6 +48,7 @@ from strandline.spark.table_log import (
 from strandline.spark.table_store import (
     Loaded,
     TableStore,
+    failure_kind,
     reason_of,
     refuse_without_records,
 )
@@ -101,7 +102,7 @@ class DeltaStore(TableStore):
         except TableNotFoundError:
             return Loaded(None)
         except OSError as error:
-            raise UnavailableError(
+            raise failure_kind(error)(
                 f"the Delta log of {self.directory}: {reason_of(error)}"
             ) from error
         except DeltaError as error:
@@ -171,7 +172,7 @@ class DeltaStore(TableStore):
                 raise InvalidRequestError(
                     f"cannot write to {self.directory}: {reason_of(error)}"
                 ) from error
-            raise UnavailableError(
+            raise failure_kind(error)(
                 f"the Delta log of {self.directory}: {reason_of(error)}"
             ) from error
         return True

@@ -47,6 +47,7 @@ from strandline.spark.table_store import (
     MissingTableError,
     TableDirectory,
     TableStore,
+    failure_kind,
     reason_of,
     refuse_without_records,
 )
@@ -122,7 +123,7 @@ class IcebergStore(TableStore):
         except ValueError as error:  # the file does not fit the table
             raise _unwritable(table, reason=str(error).partition("\n")[0]) from error
         except (CommitStateUnknownException, OSError) as error:
-            raise UnavailableError(f"the catalog of {self.name}: {reason_of(error)}") from error
+            raise failure_kind(error)(f"the catalog of {self.name}: {reason_of(error)}") from error
         return True
 
     def scan(self, loaded: Loaded) -> Iterator[pa.RecordBatch]:
@@ -387,4 +388,5 @@ def _reached(name: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UnavailableError(f"the catalog or metadata of {name}: {reason_of(error)}") from error
+        reason = f"the catalog or metadata of {name}: {reason_of(error)}"
+        raise failure_kind(error)(reason) from error

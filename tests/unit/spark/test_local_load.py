@@ -1,5 +1,6 @@
 """``engine: local``: loads by this process, without Java, each record once."""
 
+import errno
 import json
 import os
 import random
@@ -35,6 +36,7 @@ from strandline.spark.pipelines.run import start_pipeline
 from strandline.spark.pipelines.status import load_status
 from strandline.spark.table import table_summary
 from strandline.spark.table_open import existing_store
+from strandline.spark.table_store import LocalDirectory
 from strandline.testing import Server
 
 FORMATS = ("parquet", "delta", "iceberg")
@@ -290,6 +292,57 @@ def test_lost_records_end_a_load(log):
     assert raised[0] > 1, "nothing was deleted"
     run_local(decode_pipeline(log.config | load | {"fail_on_data_loss": False}))
     assert table_summary(str(log.directory / "big")).offsets == {0: 4}
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_a_full_disk_is_named(log, table_format, monkeypatch):
+    """The error is ``disk_full`` and names the place; the next run goes on, without garbage."""
+    log.use(table_format)
+    log.append(range(10))
+
+    def on_a_full_disk(directory, prefix):
+        path = directory.staging / f"part-{prefix}.parquet"
+        path.symlink_to("/dev/full")
+        return path
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalDirectory, "new_staged_path", on_a_full_disk)
+        result = run_by_command(log)
+    assert result.exit_code == 1
+    assert "No space left on device (disk_full)" in result.stderr
+    staging = log.state()[0].directory.staging
+    assert f"cannot use {staging}" in result.stderr
+    assert list(staging.iterdir()) == []
+    log.run()
+    assert log.ids() == list(range(10))
+
+
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [("ENOSPC", "disk_full"), ("EIO", "unavailable"), ("EACCES", "invalid_config")],
+)
+@pytest.mark.parametrize("call", ["fsync", "link"])
+def test_a_failed_write_names_its_file(log, monkeypatch, call, code, name):
+    """Of a plan, a data file or a manifest: the system's errors of a write have no file name."""
+    log.append(range(10))
+
+    def fail(*_):
+        raise OSError(getattr(errno, code), os.strerror(getattr(errno, code)))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, fail)
+        result = run_by_command(log)
+    assert result.exit_code == 1
+    assert result.stderr.rstrip().endswith(f"({name})")
+    assert str(log.directory) in result.stderr
+    log.run()
+    assert log.ids() == list(range(10))
+
+
+def run_by_command(log):
+    file = log.directory / "load.yaml"
+    file.write_text(yaml.safe_dump(log.config))
+    return CliRunner().invoke(app, ["pipeline", "run", str(file)])
 
 
 @pytest.mark.parametrize("table_format", FORMATS)

@@ -48,7 +48,7 @@ from strandline.spark.progress import QueryProgress
 from strandline.spark.source import StrandlineSource
 from strandline.spark.table_io import StagedFiles, TableCommitter
 from strandline.spark.table_log import TableState
-from strandline.spark.table_store import local_path, make_directory, replace_durably
+from strandline.spark.table_store import local_path, make_directory, replace_durably, usable
 from strandline.types import PartitionName
 
 logger = logging.getLogger(__name__)
@@ -290,7 +290,8 @@ def read_plan(path: Path, *, identity: str) -> BatchPlan | None:
         InvalidRecordError: it is corrupt.
     """
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=BatchPlan)
+        with usable(path):
+            found = msgspec.json.decode(path.read_bytes(), type=BatchPlan)
     except FileNotFoundError:
         return None
     except UNDECODABLE as error:
