@@ -22,6 +22,7 @@ from strandline.cli.signals import GracefulStop
 from strandline.errors import InvalidConfigError
 
 if TYPE_CHECKING:
+    from strandline.spark.pipelines.config import Pipeline
     from strandline.spark.pipelines.status import LoadStatus
 
 app = typer.Typer(help="Run pipelines over streams, and show their progress.", no_args_is_help=True)
@@ -52,9 +53,9 @@ def run(
     and the age of the oldest unread record. Stopping abandons the batch that is running; a second
     signal does not wait for it to end.
     """
-    from strandline.spark.pipelines.config import LoadPipeline, decode_pipeline
+    from strandline.spark.pipelines.config import LoadPipeline
 
-    config = decode_pipeline(_read_yaml(file))
+    config = _pipeline_of(file)
     settings = _settings(conf or [])
     report = print_json if output is OutputFormat.json else _print
     if isinstance(config, LoadPipeline) and config.engine == "local":
@@ -92,10 +93,10 @@ def status(
     It asks the tables and the brokers, so it is right whether the load is running or not. The
     progress of other pipelines is that of their consumer group: strandline group info.
     """
-    from strandline.spark.pipelines.config import LoadPipeline, decode_pipeline
+    from strandline.spark.pipelines.config import LoadPipeline
     from strandline.spark.pipelines.status import load_status
 
-    config = decode_pipeline(_read_yaml(file))
+    config = _pipeline_of(file)
     if not isinstance(config, LoadPipeline):
         raise InvalidConfigError(
             f"{file} is not a load; the progress of other pipelines is that of their consumer "
@@ -125,13 +126,11 @@ def _status_row(each: "LoadStatus") -> tuple[str, str, int, str, str, int, str, 
     )
 
 
-def _read_yaml(file: Path) -> Any:
-    import yaml
+def _pipeline_of(file: Path) -> "Pipeline":
+    from strandline.process.settings import read_yaml
+    from strandline.spark.pipelines.config import decode_pipeline
 
-    try:
-        return yaml.safe_load(file.read_text("utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise InvalidConfigError(f"cannot read {file}: {error}") from error
+    return decode_pipeline(read_yaml(file))
 
 
 def _settings(given: list[str]) -> dict[str, str]:
