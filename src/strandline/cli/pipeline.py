@@ -1,5 +1,6 @@
 """``strandline pipeline``: run pipelines described in files, and show their progress."""
 
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from strandline.cli.output import (
+    SERVER_DEFAULT,
     OutputFormat,
     OutputOption,
     examples,
@@ -52,6 +54,8 @@ def run(
     Prints a line per micro-batch: its number, its records, each partition's lag behind the stream,
     and the age of the oldest unread record. Stopping abandons the batch that is running; a second
     signal does not wait for it to end.
+
+    The broker is the file's server, else the variable STRANDLINE_SERVER, else 127.0.0.1:9293.
     """
     from strandline.spark.pipelines.config import LoadPipeline
 
@@ -91,7 +95,8 @@ def status(
     """Show what a load has committed, its lag, and the size of its tables.
 
     It asks the tables and the brokers, so it is right whether the load is running or not. The
-    progress of other pipelines is that of their consumer group: strandline group info.
+    progress of other pipelines is that of their consumer group: strandline group info. The broker
+    is found as by run.
     """
     from strandline.spark.pipelines.config import LoadPipeline
     from strandline.spark.pipelines.status import load_status
@@ -102,7 +107,8 @@ def status(
             f"{file} is not a load; the progress of other pipelines is that of their consumer "
             "group: strandline group list, strandline group info"
         )
-    found = load_status(config)
+    with logged_to_stderr(output):
+        found = load_status(config)
     if output is OutputFormat.json:
         for each in found:
             print_json(each)
@@ -130,7 +136,8 @@ def _pipeline_of(file: Path) -> "Pipeline":
     from strandline.process.settings import read_yaml
     from strandline.spark.pipelines.config import decode_pipeline
 
-    return decode_pipeline(read_yaml(file))
+    server = os.environ.get("STRANDLINE_SERVER") or SERVER_DEFAULT
+    return decode_pipeline({"server": server} | read_yaml(file))
 
 
 def _settings(given: list[str]) -> dict[str, str]:

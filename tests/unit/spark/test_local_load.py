@@ -294,6 +294,43 @@ def test_lost_records_end_a_load(log):
     assert table_summary(str(log.directory / "big")).offsets == {0: 4}
 
 
+@pytest.mark.parametrize("command", ["run", "status"])
+def test_the_broker_is_the_file_s_or_the_variable_s(log, monkeypatch, command):
+    """As for every other command; what the file says wins."""
+    log.append(range(10))
+    server = log.config.pop("server")
+    monkeypatch.setenv("STRANDLINE_SERVER", server)
+    result = run_by_command(log, command)
+    assert result.exit_code == 0, result.output
+    log.config["server"] = server
+    monkeypatch.setenv("STRANDLINE_SERVER", "127.0.0.1:1")
+    result = run_by_command(log, command)
+    assert result.exit_code == 0, result.output
+
+
+def test_a_wait_for_the_broker_is_announced_and_can_be_ended(tmp_path):
+    """A line says at once who does not answer; SIGTERM ends the load with code 0."""
+    config = {"kind": "load", "engine": "local", "streams": ["a"], "into": "t", "checkpoint": "c"}
+    file = tmp_path / "load.yaml"
+    file.write_text(yaml.safe_dump(config))
+    source = str(Path(strandline.__file__).parents[1])
+    with subprocess.Popen(
+        [sys.executable, "-m", "strandline.cli", "pipeline", "run", str(file)],
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": source, "STRANDLINE_SERVER": "127.0.0.1:1"},
+    ) as process:
+        first = process.stderr.readline()
+        assert "no Strandline broker answers at 127.0.0.1:1" in first
+        assert "retrying for 60 s" in first
+        process.send_signal(signal.SIGTERM)
+        rest = process.stderr.read()
+        assert process.wait() == 0, rest
+    assert "run it again to continue" in rest
+    assert "error" not in rest.replace("last error", "")
+
+
 @pytest.mark.parametrize("table_format", FORMATS)
 def test_a_full_disk_is_named(log, table_format, monkeypatch):
     """The error is ``disk_full`` and names the place; the next run goes on, without garbage."""
@@ -339,10 +376,10 @@ def test_a_failed_write_names_its_file(log, monkeypatch, call, code, name):
     assert log.ids() == list(range(10))
 
 
-def run_by_command(log):
+def run_by_command(log, command="run"):
     file = log.directory / "load.yaml"
     file.write_text(yaml.safe_dump(log.config))
-    return CliRunner().invoke(app, ["pipeline", "run", str(file)])
+    return CliRunner().invoke(app, ["pipeline", command, str(file)])
 
 
 @pytest.mark.parametrize("table_format", FORMATS)

@@ -7,7 +7,6 @@ are published once, and positions that no record of the table shows (deleted or 
 start at the latest) are kept. Must not know YAML or the command line.
 """
 
-import contextlib
 import logging
 import threading
 import time
@@ -20,8 +19,8 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from strandline.errors import UNDECODABLE, InvalidConfigError, InvalidRecordError
-from strandline.spark.connection import read_rows, stream_state, wait_for_records
+from strandline.errors import UNDECODABLE, InvalidConfigError, InvalidRecordError, UnavailableError
+from strandline.spark.connection import read_rows, stopped_by, stream_state, wait_for_records
 from strandline.spark.options import parse_read_options, parse_table_options
 from strandline.spark.pipelines.config import LoadPipeline
 from strandline.spark.pipelines.load import (
@@ -90,22 +89,33 @@ def run_local(
         StrandlineError: the description does not fit the streams or tables, or a batch cannot be
             committed; run it again once the cause is resolved, and it resumes where it stopped.
     """
-    check_load(config)
     stop = stop or threading.Event()
+    with stopped_by(stop):
+        try:
+            _run(config, report, stop)
+        except Stopped:
+            pass
+        except UnavailableError:
+            if not stop.is_set():
+                raise  # else the user no longer waits for the broker, whose absence is logged
+    if stop.is_set():
+        logger.info("stopped; the reported batches are committed; run it again to continue")
+
+
+def _run(config: LoadPipeline, report: Report | None, stop: threading.Event) -> None:
+    check_load(config)
     loads = [LocalLoad(config, prepare_load(config, each), stop) for each in config.streams]
-    with contextlib.suppress(Stopped):
-        while not stop.is_set():
-            began_s = time.monotonic()
-            moved = [load.step(report) for load in loads]
-            if config.trigger == "available_now":
-                if not any(moved):
-                    return
-            elif any(moved):
-                stop.wait(max(0.0, config.interval_ms / 1000 - (time.monotonic() - began_s)))
-            else:
-                beyond: Offsets = {p: at for load in loads for p, at in load.position.items()}
-                wait_for_records(loads[0].options, beyond)
-    logger.info("stopped; the reported batches are committed; run it again to continue")
+    while not stop.is_set():
+        began_s = time.monotonic()
+        moved = [load.step(report) for load in loads]
+        if config.trigger == "available_now":
+            if not any(moved):
+                return
+        elif any(moved):
+            stop.wait(max(0.0, config.interval_ms / 1000 - (time.monotonic() - began_s)))
+        else:
+            beyond: Offsets = {p: at for load in loads for p, at in load.position.items()}
+            wait_for_records(loads[0].options, beyond)
 
 
 class LocalLoad:
