@@ -411,12 +411,15 @@ def test_the_status_of_a_load_is_that_of_its_table(log, table_format):
 
 @pytest.mark.parametrize("table_format", FORMATS)
 def test_the_status_of_a_load_that_run_rejects_is_the_same_error(log, table_format):
-    """A recreated stream, its checkpoint, another's table, another format, several into one."""
+    """A recreated stream, its checkpoint, another's table, another format, several into one, and
+    a schema of values that are not decoded.
+    """
     log.use(table_format)
     log.append(range(10))
     log.run()
     other = "delta" if table_format == "parquet" else "parquet"
     changes = [
+        {"values": "raw"},
         {"streams": ["bad"], "into": log.config["into"].replace("{stream}", "orders")},
         {"streams": ["orders", "bad"], "into": str(log.directory / "one")},
         {"dead_letters": "none"},

@@ -66,6 +66,11 @@ def check_load(config: LoadPipeline) -> None:
     """Check what does not depend on a stream; errors as ``start_load``."""
     if len(config.streams) > 1 and "{stream}" not in config.into:
         raise InvalidConfigError("a table takes one stream: write {stream} in 'into'")
+    if config.schema and config.values == "raw":
+        raise InvalidConfigError(
+            "'schema' names columns of decoded values, and 'values' is raw: set 'values' to json, "
+            "avro or arrow, or leave 'schema' out"
+        )
     if config.writer_schema and config.values != "avro":
         raise InvalidConfigError(f"'writer_schema' is for Avro, and 'values' is {config.values}")
     if config.dead_letters:
