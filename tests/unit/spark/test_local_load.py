@@ -294,6 +294,25 @@ def test_lost_records_end_a_load(log):
     assert table_summary(str(log.directory / "big")).offsets == {0: 4}
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"starting_offsets": "later"}, "'starting_offsets' must be earliest, latest or JSON"),
+        ({"dead_letters": None}, "name a stream for such values with 'dead_letters'"),
+        ({"format": "delta"}, "plain Parquet files; leave format out, or"),
+    ],
+)
+def test_an_error_names_the_key_of_the_file(log, changes, message):
+    """Not the option that the key becomes, which the file does not have."""
+    log.append(range(10), bad={3})
+    if "format" in changes:
+        log.run()
+    with pytest.raises(InvalidRequestError) as raised:
+        log.run(**changes)
+    assert message in str(raised.value)
+    assert "option" not in str(raised.value)
+
+
 @pytest.mark.parametrize("command", ["run", "status"])
 def test_the_broker_is_the_file_s_or_the_variable_s(log, monkeypatch, command):
     """As for every other command; what the file says wins."""

@@ -23,6 +23,7 @@ from strandline.errors import UNDECODABLE, InvalidConfigError, InvalidRecordErro
 from strandline.spark.connection import read_rows, stopped_by, stream_state, wait_for_records
 from strandline.spark.options import parse_read_options, parse_table_options
 from strandline.spark.pipelines.config import LoadPipeline
+from strandline.spark.pipelines.failures import naming_keys
 from strandline.spark.pipelines.load import (
     LOCAL_TXN_ID,
     PreparedLoad,
@@ -90,7 +91,7 @@ def run_local(
             committed; run it again once the cause is resolved, and it resumes where it stopped.
     """
     stop = stop or threading.Event()
-    with stopped_by(stop):
+    with stopped_by(stop), naming_keys():
         try:
             _run(config, report, stop)
         except Stopped:

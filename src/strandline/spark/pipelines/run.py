@@ -29,6 +29,7 @@ from strandline.spark.pipelines.config import (
 from strandline.spark.pipelines.copy import start_copy
 from strandline.spark.pipelines.failures import (
     is_late_worker,
+    naming_keys,
     refused_description,
     start_failure,
 )
@@ -67,7 +68,7 @@ def start_pipeline(spark: SparkSession, config: Pipeline) -> list[StreamingQuery
         )
     logger.info("starting the queries of the pipeline")
     try:
-        with removed_if_refused():
+        with naming_keys(), removed_if_refused():
             return _START[type(config)](spark, config)
     except AnalysisException as error:
         raise refused_description(error) from error

@@ -39,10 +39,12 @@ def load_status(config: LoadPipeline) -> list[LoadStatus]:
         StrandlineError: what a load raises before its first batch; or a broker or a table cannot be
             reached.
     """
+    from strandline.spark.pipelines.failures import naming_keys
     from strandline.spark.pipelines.load import check_load
 
-    check_load(config)
-    return [_status_of(config, stream) for stream in config.streams]
+    with naming_keys():
+        check_load(config)
+        return [_status_of(config, stream) for stream in config.streams]
 
 
 def _status_of(config: LoadPipeline, stream: str) -> LoadStatus:
