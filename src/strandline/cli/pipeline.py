@@ -1,5 +1,6 @@
 """``strandline pipeline``: run pipelines described in files, and show their progress."""
 
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from strandline.cli.output import (
+    SERVER_DEFAULT,
     OutputFormat,
     OutputOption,
     examples,
@@ -22,6 +24,7 @@ from strandline.cli.signals import GracefulStop
 from strandline.errors import InvalidConfigError
 
 if TYPE_CHECKING:
+    from strandline.spark.pipelines.config import Pipeline
     from strandline.spark.pipelines.status import LoadStatus
 
 app = typer.Typer(help="Run pipelines over streams, and show their progress.", no_args_is_help=True)
@@ -51,10 +54,12 @@ def run(
     Prints a line per micro-batch: its number, its records, each partition's lag behind the stream,
     and the age of the oldest unread record. Stopping abandons the batch that is running; a second
     signal does not wait for it to end.
-    """
-    from strandline.spark.pipelines.config import LoadPipeline, decode_pipeline
 
-    config = decode_pipeline(_read_yaml(file))
+    The broker is the file's server, else the variable STRANDLINE_SERVER, else 127.0.0.1:9293.
+    """
+    from strandline.spark.pipelines.config import LoadPipeline
+
+    config = _pipeline_of(file)
     settings = _settings(conf or [])
     report = print_json if output is OutputFormat.json else _print
     if isinstance(config, LoadPipeline) and config.engine == "local":
@@ -90,18 +95,20 @@ def status(
     """Show what a load has committed, its lag, and the size of its tables.
 
     It asks the tables and the brokers, so it is right whether the load is running or not. The
-    progress of other pipelines is that of their consumer group: strandline group info.
+    progress of other pipelines is that of their consumer group: strandline group info. The broker
+    is found as by run.
     """
-    from strandline.spark.pipelines.config import LoadPipeline, decode_pipeline
+    from strandline.spark.pipelines.config import LoadPipeline
     from strandline.spark.pipelines.status import load_status
 
-    config = decode_pipeline(_read_yaml(file))
+    config = _pipeline_of(file)
     if not isinstance(config, LoadPipeline):
         raise InvalidConfigError(
             f"{file} is not a load; the progress of other pipelines is that of their consumer "
             "group: strandline group list, strandline group info"
         )
-    found = load_status(config)
+    with logged_to_stderr(output):
+        found = load_status(config)
     if output is OutputFormat.json:
         for each in found:
             print_json(each)
@@ -125,13 +132,12 @@ def _status_row(each: "LoadStatus") -> tuple[str, str, int, str, str, int, str, 
     )
 
 
-def _read_yaml(file: Path) -> Any:
-    import yaml
+def _pipeline_of(file: Path) -> "Pipeline":
+    from strandline.process.settings import read_yaml
+    from strandline.spark.pipelines.config import decode_pipeline
 
-    try:
-        return yaml.safe_load(file.read_text("utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise InvalidConfigError(f"cannot read {file}: {error}") from error
+    server = os.environ.get("STRANDLINE_SERVER") or SERVER_DEFAULT
+    return decode_pipeline({"server": server} | read_yaml(file))
 
 
 def _settings(given: list[str]) -> dict[str, str]:

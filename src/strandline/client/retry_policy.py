@@ -139,6 +139,11 @@ class RetryDeadline:
         self._backoff.succeeded()
         self._deadline_s = None
 
+    @property
+    def is_failing(self) -> bool:
+        """Return whether there was a failure, and no success since."""
+        return self._deadline_s is not None
+
     def left_s(self, now_s: float) -> float:
         """Return the time left for an attempt at ``now_s``; the first call starts the time."""
         self._deadline_s = self._deadline_s or now_s + self._timeout_s

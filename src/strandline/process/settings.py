@@ -95,7 +95,7 @@ def read_yaml(file: Path) -> Values:
         size_bytes = file.stat().st_size
         text = file.read_text("utf-8") if size_bytes <= FILE_BYTES_MAX else None
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidConfigError(f"cannot read the configuration file {file}: {error}") from error
+        raise InvalidConfigError(f"cannot read {file}: {error}") from error
     if text is None:
         raise InvalidConfigError(f"{file} has {size_bytes} bytes; the limit is {FILE_BYTES_MAX}")
     try:
@@ -158,6 +158,8 @@ class _Loader(yaml.SafeLoader):
 def _one_line(error: Exception) -> str:
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         return f"line {error.problem_mark.line + 1}: {error.problem}"
+    if isinstance(error, yaml.reader.ReaderError):
+        return f"character {error.position + 1}: {error.reason}"
     return str(error)
 
 

@@ -7,9 +7,12 @@ Must not know Spark.
 """
 
 import contextlib
+import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
@@ -38,6 +41,8 @@ from strandline.spark.planning import (
     joined,
 )
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -49,18 +54,39 @@ CONSTANTS = ("stream", "partition")
 
 # Forked workers must not share their parent's sockets, hence the process id in the key.
 _clients: dict[tuple[int, str], strandline.client.Client] = {}
+_stop: ContextVar[threading.Event | None] = ContextVar("stop", default=None)
+
+
+@contextlib.contextmanager
+def stopped_by(event: threading.Event) -> Iterator[None]:
+    """End the waits of this context, for a broker that does not answer, once an event is set."""
+    token = _stop.set(event)
+    try:
+        yield
+    finally:
+        _stop.reset(token)
 
 
 def _pause(retry: RetryDeadline, error: StrandlineError, *, parent: int) -> None:
     """Sleep before the next attempt.
 
     Raises:
-        StrandlineError: ``error`` itself, if it is permanent or failures last for too long.
+        StrandlineError: ``error`` itself, if it is permanent, failures last for too long, or the
+            user no longer waits.
     """
     # A worker whose Spark was killed must not retry for minutes.
     if not error.retriable or os.getppid() != parent:
         raise error
-    time.sleep(retry.pause_s(error, time.monotonic()))
+    is_first = not retry.is_failing
+    now_s = time.monotonic()
+    pause_s = retry.pause_s(error, now_s)
+    if is_first:
+        logger.info("%s; retrying for %.0f s", error.message, retry.left_s(now_s))
+    stop = _stop.get()
+    if stop is None:
+        time.sleep(pause_s)
+    elif stop.wait(pause_s):
+        raise error
 
 
 def client_of(server: str) -> strandline.client.Client:

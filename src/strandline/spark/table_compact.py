@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from strandline.spark.table_log import LiveFile, Proposal, decode_schema
 from strandline.spark.table_stage import FileSettings, stage
-from strandline.spark.table_store import Loaded, TableStore
+from strandline.spark.table_store import Loaded, TableStore, usable
 
 logger = logging.getLogger(__name__)
 
@@ -105,11 +105,11 @@ def choose_files(files: Sequence[LiveFile], *, files_max: int, file_bytes: int) 
 
 
 def _columns_of(store: TableStore, loaded: Loaded, file: LiveFile) -> pa.Schema:
-    with pq.ParquetFile(store.open_live(loaded, file)) as parquet:
+    with usable(file.path), pq.ParquetFile(store.open_live(loaded, file)) as parquet:
         return parquet.schema_arrow.remove_metadata()
 
 
 def _rows(store: TableStore, loaded: Loaded, files: Sequence[LiveFile]) -> Iterator[pa.RecordBatch]:
     for file in files:
-        with pq.ParquetFile(store.open_live(loaded, file)) as parquet:
+        with usable(file.path), pq.ParquetFile(store.open_live(loaded, file)) as parquet:
             yield from parquet.iter_batches()

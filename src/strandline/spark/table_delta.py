@@ -48,6 +48,7 @@ from strandline.spark.table_log import (
 from strandline.spark.table_store import (
     Loaded,
     TableStore,
+    failure_kind,
     reason_of,
     refuse_without_records,
 )
@@ -101,7 +102,7 @@ class DeltaStore(TableStore):
         except TableNotFoundError:
             return Loaded(None)
         except OSError as error:
-            raise UnavailableError(
+            raise failure_kind(error)(
                 f"the Delta log of {self.directory}: {reason_of(error)}"
             ) from error
         except DeltaError as error:
@@ -119,7 +120,7 @@ class DeltaStore(TableStore):
             if table.version() == version:
                 return Loaded(state, table)
 
-    def refuse_other_kind(self, schema: pa.Schema) -> None:
+    def refuse_other_kind(self, schema: pa.Schema | None) -> None:
         """Check that there is no table of plain files, nor a foreign Delta table of other columns.
 
         The state of our own table has its columns.
@@ -130,7 +131,7 @@ class DeltaStore(TableStore):
                 "choose another directory"
             )
         state, table = self.load()
-        if table is None:
+        if table is None or schema is None:
             return
         _refuse_unwritable(table, Schema.from_arrow(schema) if state else table.schema())
         if state is None:
@@ -171,7 +172,7 @@ class DeltaStore(TableStore):
                 raise InvalidRequestError(
                     f"cannot write to {self.directory}: {reason_of(error)}"
                 ) from error
-            raise UnavailableError(
+            raise failure_kind(error)(
                 f"the Delta log of {self.directory}: {reason_of(error)}"
             ) from error
         return True

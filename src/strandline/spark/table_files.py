@@ -39,6 +39,7 @@ from strandline.spark.table_store import (
     TableDirectory,
     TableStore,
     local_path,
+    usable,
 )
 
 DELTA_LOG = "_delta_log"
@@ -158,7 +159,7 @@ class TableFiles(TableStore):
     def scan(self, loaded: Loaded) -> Iterator[pa.RecordBatch]:
         """Yield the rows that the manifests up to the loaded one name."""
         for file in self.live_files(loaded):
-            with pq.ParquetFile(self.open_live(loaded, file)) as parquet:
+            with usable(file.path), pq.ParquetFile(self.open_live(loaded, file)) as parquet:
                 yield from parquet.iter_batches()
 
     def live_files(self, loaded: Loaded) -> list[LiveFile]:

@@ -44,8 +44,10 @@ from strandline.spark.table_log import (
 )
 from strandline.spark.table_store import (
     Loaded,
+    MissingTableError,
     TableDirectory,
     TableStore,
+    failure_kind,
     reason_of,
     refuse_without_records,
 )
@@ -121,7 +123,7 @@ class IcebergStore(TableStore):
         except ValueError as error:  # the file does not fit the table
             raise _unwritable(table, reason=str(error).partition("\n")[0]) from error
         except (CommitStateUnknownException, OSError) as error:
-            raise UnavailableError(f"the catalog of {self.name}: {reason_of(error)}") from error
+            raise failure_kind(error)(f"the catalog of {self.name}: {reason_of(error)}") from error
         return True
 
     def scan(self, loaded: Loaded) -> Iterator[pa.RecordBatch]:
@@ -364,13 +366,13 @@ def location_of(name: str, *, catalog: Mapping[str, str], storage: Mapping[str, 
     """Return the location of an existing table.
 
     Raises:
-        InvalidConfigError: it does not exist.
+        InvalidConfigError: it does not exist, or the name is not one of a table.
     """
     _namespace_of(name)
     try:
         return _load_table(name, catalog, storage).location()
     except NoSuchTableError as error:
-        raise InvalidConfigError(f"the catalog has no table {name}") from error
+        raise MissingTableError(f"the catalog has no table {name}") from error
 
 
 def _load_table(name: str, catalog: Mapping[str, str], storage: Mapping[str, str]) -> Table:
@@ -386,4 +388,5 @@ def _reached(name: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UnavailableError(f"the catalog or metadata of {name}: {reason_of(error)}") from error
+        reason = f"the catalog or metadata of {name}: {reason_of(error)}"
+        raise failure_kind(error)(reason) from error

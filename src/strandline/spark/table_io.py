@@ -35,6 +35,7 @@ from strandline.spark.table_gaps import GapExplainer
 from strandline.spark.table_log import Proposal, decide, encode_schema, merge_ranges
 from strandline.spark.table_open import directory_of, open_store
 from strandline.spark.table_stage import FileSettings, StagedRows, stage, tracks_offsets
+from strandline.spark.table_store import usable
 from strandline.spark.table_values import Decoding, check_decoding, refuse_unkept, value_schema
 from strandline.spark.worker import micro_batch, settle
 
@@ -203,7 +204,7 @@ class TableReader(DataSourceReader):
 
     def _batches(self, paths: list[str]) -> Iterator[pa.RecordBatch]:
         for path in paths:
-            with pq.ParquetFile(self.directory.open_file(path)) as file:
+            with usable(path), pq.ParquetFile(self.directory.open_file(path)) as file:
                 yield from file.iter_batches(batch_size=_READ_ROWS, columns=self.target.names)
 
 

@@ -345,14 +345,15 @@ def _is_replay(last: TableState, proposal: Proposal) -> bool:
         raise InvalidRequestError(
             f"batch {proposal.batch} of transaction {proposal.txn_id} comes after batch "
             f"{newest.batch} was committed: the checkpoint was restored from an old copy, or an "
-            "old driver is still running; nothing was written"
+            "old driver or another load runs with it; nothing was written"
         )
     if proposal.rows != newest.rows or proposal.ranges != newest.ranges:
         raise InvalidRequestError(
             f"batch {proposal.batch} of transaction {proposal.txn_id} is committed with "
             f"{newest.rows} rows of {_described(newest.ranges)}, and is now proposed with "
             f"{proposal.rows} rows of {_described(proposal.ranges)}: the checkpoint was restored "
-            "from an old copy, or the query changed; nothing was written"
+            "from an old copy, or the query changed, or another load runs with it; nothing was "
+            "written"
         )
     return True
 

@@ -122,6 +122,7 @@ class ObjectDirectory(TableDirectory):
         self._bucket, self._prefix = parts.netloc, parts.path.strip("/")
         if parts.scheme not in ("s3", "s3a") or not self._bucket or not self._prefix:
             raise InvalidConfigError(f"a table in an object store is s3://bucket/path, not {url!r}")
+        self.scratch = Path(tempfile.gettempdir())
         self._storage = dict(storage)
         self._data = f"{data}/" if data else ""
         resolved(storage)  # raises now, not in a task
@@ -164,7 +165,7 @@ class ObjectDirectory(TableDirectory):
 
     def new_staged_path(self, prefix: str) -> Path:
         """Return a path in a temporary directory of this machine."""
-        return Path(tempfile.gettempdir()) / f"part-{prefix}-{uuid.uuid4().hex}.parquet"
+        return self.scratch / f"part-{prefix}-{uuid.uuid4().hex}.parquet"
 
     def seal(self, path: Path) -> int:
         """Upload a file, and remove it here."""

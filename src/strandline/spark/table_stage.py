@@ -6,6 +6,7 @@ ranges are those of the input records, whether or not they could be decoded. Mus
 nor whether the files will be committed.
 """
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ import pyarrow.parquet as pq
 from strandline.errors import InvalidRecordError
 from strandline.spark.decode import RECORD_PREFIX
 from strandline.spark.table_log import DataFile, Ranges, RangeSummary, merge_ranges
-from strandline.spark.table_store import TableStore
+from strandline.spark.table_store import TableStore, usable
 
 _ROW_GROUP_BYTES = 64 << 20
 _WORD = 1 << 64
@@ -66,6 +67,8 @@ def stage(
 
     Raises:
         InvalidRecordError: a row without partition or offset in a table that tracks them.
+        DiskFullError: no space is left for the files.
+        UnavailableError: they cannot be written.
     """
     writer = _RollingWriter(store, settings)
     found: list[Ranges] = []
@@ -73,8 +76,11 @@ def stage(
         for batch in batches:
             if tracks_offsets(batch.schema) and batch.num_rows:
                 found.append(summarize(batch))
-            writer.write(batch if settings.decode is None else settings.decode(batch))
-        writer.close()
+            rows = batch if settings.decode is None else settings.decode(batch)
+            with usable(store.directory.scratch):
+                writer.write(rows)
+        with usable(store.directory.scratch):
+            writer.close()
     except BaseException:
         writer.discard()
         raise
@@ -139,7 +145,10 @@ class _RollingWriter:
     def discard(self) -> None:
         """Remove every file of this task."""
         if self._out is not None:
-            self._out.close()
+            # The file is removed next, and what failed before is what counts.
+            with contextlib.suppress(OSError):
+                self._out.close()
+            self._out.is_open = False  # else it is closed, and fails, once more by its __del__
         if self._path is not None:
             self._path.unlink(missing_ok=True)
         self.store.directory.discard([file.staged for file in self.files])

@@ -10,6 +10,8 @@ to be on a POSIX file system with hard links that all writers share; ``table_obj
 stores. Must not know Spark, nor what may be committed.
 """
 
+import contextlib
+import errno
 import os
 import re
 import time
@@ -23,6 +25,7 @@ import pyarrow as pa
 
 from strandline.errors import (
     DataLossError,
+    DiskFullError,
     InvalidConfigError,
     InvalidRequestError,
     StrandlineError,
@@ -35,8 +38,14 @@ META_DIRECTORY = "_strandline"
 COMMITS = f"{META_DIRECTORY}/commits"
 """The folder of a plain table's manifests."""
 _REASON_LENGTH = 500
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FULL_TEXT = "No space left on device"
 _PLACED_GRACE_S = 600.0
 """Time for a reader that found a file in staging to open it before that name is removed."""
+
+
+class MissingTableError(InvalidConfigError):
+    """An Iceberg table that the catalog does not have."""
 
 
 class Loaded(NamedTuple):
@@ -54,6 +63,8 @@ class TableDirectory(ABC):
     retry_pauses_s: tuple[float, ...] = ()
     """Pauses before a commit with an unknown outcome is decided anew."""
     in_place: bool
+    scratch: Path
+    """The directory in which tasks write files."""
     """Whether a staged file is where readers look, so that no commit moves it."""
 
     @abstractmethod
@@ -167,7 +178,7 @@ class LocalDirectory(TableDirectory):
     def __init__(self, root: Path, data: Path | None = None) -> None:
         self.root = root
         self.data = data or root
-        self.staging = root / META_DIRECTORY / "staging"
+        self.staging = self.scratch = root / META_DIRECTORY / "staging"
 
     def __str__(self) -> str:
         """Return the path."""
@@ -185,8 +196,9 @@ class LocalDirectory(TableDirectory):
 
     def seal(self, path: Path) -> int:
         """Sync a file's content."""
-        sync_file(path)
-        return path.stat().st_size
+        with usable(path):
+            sync_file(path)
+            return path.stat().st_size
 
     def seal_names(self) -> None:
         """Sync the staging directory."""
@@ -196,14 +208,16 @@ class LocalDirectory(TableDirectory):
         """Link staged files into the directory of committed ones."""
         linked_any = False
         for file in files:
+            path = self.data / file.name
             try:
-                os.link(self.staging / file.staged, self.data / file.name)
+                with usable(path):
+                    os.link(self.staging / file.staged, path)
                 linked_any = True
             except FileExistsError:
                 continue
             except FileNotFoundError as error:
-                if not (self.data / file.name).exists():
-                    raise gone(self.data / file.name) from error
+                if not path.exists():
+                    raise gone(path) from error
         if linked_any:
             sync_directory(self.data)
 
@@ -212,7 +226,8 @@ class LocalDirectory(TableDirectory):
         for file in files:
             path = self.staging / file.staged
             try:
-                size = path.stat().st_size
+                with usable(path):
+                    size = path.stat().st_size
             except FileNotFoundError as error:
                 raise gone(path) from error
             if size != file.size_bytes:
@@ -220,13 +235,15 @@ class LocalDirectory(TableDirectory):
 
     def discard(self, staged: Sequence[str]) -> None:
         """Remove staged names; a file that was placed stays under its other name."""
-        for name in staged:
-            (self.staging / name).unlink(missing_ok=True)
+        with usable(self.staging):
+            for name in staged:
+                (self.staging / name).unlink(missing_ok=True)
 
     def collect_garbage(self, *, age_s: float) -> int:
         """Remove old staged files, half-written manifests too."""
         folders = (each for each in (self.staging, self.root / COMMITS) if each.is_dir())
-        return sum(remove_garbage(folder, age_s) for folder in folders)
+        with usable(self.root):
+            return sum(remove_garbage(folder, age_s) for folder in folders)
 
     def locate(self, file: DataFile) -> str:
         """Return the current path: the file may still be staged."""
@@ -238,8 +255,9 @@ class LocalDirectory(TableDirectory):
 
     def remove(self, names: Sequence[str]) -> None:
         """Remove files."""
-        for name in names:
-            (self.root / name).unlink(missing_ok=True)
+        with usable(self.root):
+            for name in names:
+                (self.root / name).unlink(missing_ok=True)
 
     def uri(self, file: DataFile) -> str:
         """Return a ``file:`` URI."""
@@ -271,19 +289,21 @@ class LocalDirectory(TableDirectory):
 
     def read(self, name: str) -> bytes:
         """Read a file."""
-        return (self.root / name).read_bytes()
+        with usable(self.root / name):
+            return (self.root / name).read_bytes()
 
     def create_file(self, name: str, data: bytes) -> bool:
         """Link a finished file to its name, so that nobody reads half of it."""
         path = self.root / name
         building = path.with_name(f".{uuid.uuid4().hex}.tmp")
-        write_durably(building, data)
         try:
-            os.link(building, path)
+            write_durably(building, data)
+            with usable(path):
+                os.link(building, path)
         except FileExistsError:
             return False
         finally:
-            building.unlink()
+            building.unlink(missing_ok=True)
         sync_directory(path.parent)
         return True
 
@@ -353,11 +373,11 @@ class TableStore(ABC):
     def expire(self, *, age_s: float) -> int:
         """Remove what no snapshot younger than this needs; return the number of data files."""
 
-    def refuse_other_kind(self, schema: pa.Schema) -> None:
+    def refuse_other_kind(self, schema: pa.Schema | None) -> None:
         """Check that rows may be written here; creates nothing.
 
         Args:
-            schema: of the rows.
+            schema: of the rows; None: not known yet.
 
         Raises:
             InvalidRequestError: there is something else than a table of this kind.
@@ -436,26 +456,58 @@ def make_directory(path: Path) -> None:
 
 def unusable(path: Path, error: OSError) -> StrandlineError:
     """Return the error for a path that is not a usable directory."""
-    mistakes = (FileExistsError, FileNotFoundError, NotADirectoryError, PermissionError)
-    kind = InvalidConfigError if isinstance(error, mistakes) else UnavailableError
+    mistakes = (FileExistsError, FileNotFoundError, NotADirectoryError)
+    kind = InvalidConfigError if isinstance(error, mistakes) else failure_kind(error)
     return kind(f"{path} cannot be used as a directory: {error.strerror}")
 
 
+@contextlib.contextmanager
+def usable(path: Path | str) -> Iterator[None]:
+    """Translate the errors of the file system at a path.
+
+    Raises:
+        FileExistsError: unchanged, as the next: the caller knows what it means.
+        FileNotFoundError: unchanged.
+        DiskFullError: no space is left.
+        InvalidConfigError: permission is missing.
+        UnavailableError: any other failure.
+    """
+    try:
+        yield
+    except (FileExistsError, FileNotFoundError):
+        raise
+    except OSError as error:
+        # Arrow's errors have no file name, and Python's none for a failed write or sync.
+        reason = os.strerror(error.errno) if error.errno else reason_of(error)
+        raise failure_kind(error)(f"cannot use {path}: {reason}") from error
+
+
+def failure_kind(error: Exception) -> type[StrandlineError]:
+    """Return our class for an error of a file system, also in the words of a library."""
+    if getattr(error, "errno", None) in _FULL or _FULL_TEXT in str(error):
+        return DiskFullError
+    return InvalidConfigError if isinstance(error, PermissionError) else UnavailableError
+
+
 def write_durably(path: Path, data: bytes) -> None:
-    """Write a new file and sync it."""
-    with path.open("xb") as file:
+    """Write a new file and sync it; errors as ``usable``."""
+    with usable(path), path.open("xb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
 
 
 def replace_durably(path: Path, data: bytes) -> None:
-    """Replace a small file so that a crash leaves either the old or the new content."""
+    """Replace a small file so that a crash leaves either the old or the new content.
+
+    Errors as ``usable``.
+    """
     building = path.with_name(path.name + ".building")
-    building.unlink(missing_ok=True)
-    write_durably(building, data)
-    building.rename(path)
-    sync_directory(path.parent)
+    with usable(path):
+        building.unlink(missing_ok=True)
+        write_durably(building, data)
+        building.rename(path)
+        sync_directory(path.parent)
 
 
 def sync_file(path: Path) -> None:
@@ -468,8 +520,9 @@ def sync_file(path: Path) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Sync the names in a directory."""
-    sync_file(path)
+    """Sync the names in a directory; errors as ``usable``."""
+    with usable(path):
+        sync_file(path)
 
 
 def remove_garbage(directory: Path, age_s: float) -> int:

@@ -9,7 +9,11 @@ from strandline.cli.app import app
 @pytest.mark.parametrize(
     ("text", "arguments", "message"),
     [
-        ("kind: [", (), "cannot read"),
+        ("kind: [", (), "is not valid YAML: line 1: expected the node content"),
+        ("kind: copy\nstream: a\nstream: b\n", (), "'stream' is given twice, again on line 3"),
+        ("kind: load\nstorage:\n  region: a\n  region: b\n", (), "'region' is given twice"),
+        ("", (), "`kind`"),
+        ("- kind: copy\n", (), "must hold keys and values, not a list"),
         ("kind: coppy\nstream: a\ninto: b\ncheckpoint: c\n", (), "coppy"),
         ("kind: copy\nstream: a\ninto: b\n", (), "checkpoint"),
         (None, (), "cannot read"),
@@ -25,3 +29,4 @@ def test_a_mistake_is_one_line(tmp_path, text, arguments, message):
     assert result.exit_code == 1
     assert message in result.output
     assert "invalid_config" in result.output
+    assert len(result.output.splitlines()) == 1

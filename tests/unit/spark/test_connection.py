@@ -1,5 +1,6 @@
 """Fetching ranges: retries, cut reads, lost records. The client is a fake with a script."""
 
+import threading
 from types import SimpleNamespace
 
 import pyarrow as pa
@@ -259,3 +260,17 @@ def test_clients_are_kept_for_each_process(monkeypatch):
     connection.forget_client("a")
     connection.forget_client("a")
     assert made == ["a", "a"]
+
+
+def test_a_wait_is_logged_once_and_ends_with_its_event(use, caplog):
+    """Each failure after a success begins another wait; a set event ends it with the error."""
+    caplog.set_level("INFO", logger="strandline")
+    lost = DisconnectedError("nobody answers")
+    client = use(FakeClient(failures=[(1, lost), (0, lost), (0, lost)]))
+    assert offsets() == list(range(10, 20))
+    assert caplog.messages == ["nobody answers; retrying for 1 s"]
+    client.failures = [(0, lost)]
+    stop = threading.Event()
+    stop.set()
+    with connection.stopped_by(stop), pytest.raises(DisconnectedError):
+        offsets()

@@ -35,13 +35,16 @@ def test_advice_is_about_what_pipelines_have():
     """The source advises its own option, which a pipeline's file has under another name."""
     for said, told in (
         ("DataLossError: gone; or set failOnDataLoss=false to", "set fail_on_data_loss: false to"),
-        ("InvalidRecordError: no JSON; the option 'deadLetters'", "the option 'dead_letters'"),
+        ("InvalidRecordError: no JSON; the option 'deadLetters'", "no JSON; 'dead_letters'"),
         ("DataLossError: x; set denseOffsets=false", "x; set dense_offsets: false"),
         (
             "DataLossError: a checkpoint, at strandline.spark.table.committed_offsets(); else",
             "a checkpoint; else",
         ),
-        ("InvalidConfigError: option 'startingOffsets' takes", "option 'starting_offsets' takes"),
+        ("InvalidConfigError: option 'startingOffsets' takes", ": 'starting_offsets' takes"),
+        ("InvalidRequestError: a; set tableFormat=delta, or", "a; set format: delta, or"),
+        ("InvalidRequestError: a; leave tableFormat out", "a; leave format out"),
+        ("InvalidRequestError: lake/deadLetters/x is not", "lake/deadLetters/x is not"),
     ):
         line = f"strandline.errors.{said}"
         found = query_failure("q", RuntimeError(HEAD + TRACE + line + TAIL))

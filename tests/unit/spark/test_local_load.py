@@ -1,5 +1,6 @@
 """``engine: local``: loads by this process, without Java, each record once."""
 
+import errno
 import json
 import os
 import random
@@ -35,6 +36,7 @@ from strandline.spark.pipelines.run import start_pipeline
 from strandline.spark.pipelines.status import load_status
 from strandline.spark.table import table_summary
 from strandline.spark.table_open import existing_store
+from strandline.spark.table_store import LocalDirectory
 from strandline.testing import Server
 
 FORMATS = ("parquet", "delta", "iceberg")
@@ -292,6 +294,113 @@ def test_lost_records_end_a_load(log):
     assert table_summary(str(log.directory / "big")).offsets == {0: 4}
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"starting_offsets": "later"}, "'starting_offsets' must be earliest, latest or JSON"),
+        ({"dead_letters": None}, "name a stream for such values with 'dead_letters'"),
+        ({"format": "delta"}, "plain Parquet files; leave format out, or"),
+    ],
+)
+def test_an_error_names_the_key_of_the_file(log, changes, message):
+    """Not the option that the key becomes, which the file does not have."""
+    log.append(range(10), bad={3})
+    if "format" in changes:
+        log.run()
+    with pytest.raises(InvalidRequestError) as raised:
+        log.run(**changes)
+    assert message in str(raised.value)
+    assert "option" not in str(raised.value)
+
+
+@pytest.mark.parametrize("command", ["run", "status"])
+def test_the_broker_is_the_file_s_or_the_variable_s(log, monkeypatch, command):
+    """As for every other command; what the file says wins."""
+    log.append(range(10))
+    server = log.config.pop("server")
+    monkeypatch.setenv("STRANDLINE_SERVER", server)
+    result = run_by_command(log, command)
+    assert result.exit_code == 0, result.output
+    log.config["server"] = server
+    monkeypatch.setenv("STRANDLINE_SERVER", "127.0.0.1:1")
+    result = run_by_command(log, command)
+    assert result.exit_code == 0, result.output
+
+
+def test_a_wait_for_the_broker_is_announced_and_can_be_ended(tmp_path):
+    """A line says at once who does not answer; SIGTERM ends the load with code 0."""
+    config = {"kind": "load", "engine": "local", "streams": ["a"], "into": "t", "checkpoint": "c"}
+    file = tmp_path / "load.yaml"
+    file.write_text(yaml.safe_dump(config))
+    source = str(Path(strandline.__file__).parents[1])
+    with subprocess.Popen(
+        [sys.executable, "-m", "strandline.cli", "pipeline", "run", str(file)],
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": source, "STRANDLINE_SERVER": "127.0.0.1:1"},
+    ) as process:
+        first = process.stderr.readline()
+        assert "no Strandline broker answers at 127.0.0.1:1" in first
+        assert "retrying for 60 s" in first
+        process.send_signal(signal.SIGTERM)
+        rest = process.stderr.read()
+        assert process.wait() == 0, rest
+    assert "run it again to continue" in rest
+    assert "error" not in rest.replace("last error", "")
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_a_full_disk_is_named(log, table_format, monkeypatch):
+    """The error is ``disk_full`` and names the place; the next run goes on, without garbage."""
+    log.use(table_format)
+    log.append(range(10))
+
+    def on_a_full_disk(directory, prefix):
+        path = directory.staging / f"part-{prefix}.parquet"
+        path.symlink_to("/dev/full")
+        return path
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalDirectory, "new_staged_path", on_a_full_disk)
+        result = run_by_command(log)
+    assert result.exit_code == 1
+    assert "No space left on device (disk_full)" in result.stderr
+    staging = log.state()[0].directory.staging
+    assert f"cannot use {staging}" in result.stderr
+    assert list(staging.iterdir()) == []
+    log.run()
+    assert log.ids() == list(range(10))
+
+
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [("ENOSPC", "disk_full"), ("EIO", "unavailable"), ("EACCES", "invalid_config")],
+)
+@pytest.mark.parametrize("call", ["fsync", "link"])
+def test_a_failed_write_names_its_file(log, monkeypatch, call, code, name):
+    """Of a plan, a data file or a manifest: the system's errors of a write have no file name."""
+    log.append(range(10))
+
+    def fail(*_):
+        raise OSError(getattr(errno, code), os.strerror(getattr(errno, code)))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, fail)
+        result = run_by_command(log)
+    assert result.exit_code == 1
+    assert result.stderr.rstrip().endswith(f"({name})")
+    assert str(log.directory) in result.stderr
+    log.run()
+    assert log.ids() == list(range(10))
+
+
+def run_by_command(log, command="run"):
+    file = log.directory / "load.yaml"
+    file.write_text(yaml.safe_dump(log.config))
+    return CliRunner().invoke(app, ["pipeline", command, str(file)])
+
+
 @pytest.mark.parametrize("table_format", FORMATS)
 def test_the_status_of_a_load_is_that_of_its_table(log, table_format):
     """Before the first commit, behind, and at the end; as printed, and as its schema says."""
@@ -317,6 +426,45 @@ def test_the_status_of_a_load_is_that_of_its_table(log, table_format):
     assert found["oldest_unread_ms"].keys() == {"orders/0"}
     text = CliRunner().invoke(app, ["pipeline", "status", str(file)]).stdout
     assert "s ago" in text
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_the_status_of_a_load_that_run_rejects_is_the_same_error(log, table_format):
+    """A recreated stream, its checkpoint, another's table, another format, several into one, and
+    a schema of values that are not decoded.
+    """
+    log.use(table_format)
+    log.append(range(10))
+    log.run()
+    other = "delta" if table_format == "parquet" else "parquet"
+    changes = [
+        {"values": "raw"},
+        {"streams": ["bad"], "into": log.config["into"].replace("{stream}", "orders")},
+        {"streams": ["orders", "bad"], "into": str(log.directory / "one")},
+        {"dead_letters": "none"},
+        {"format": "iceberg", "into": "no-name", "catalog": log.catalog},
+    ]
+    if table_format != "iceberg":
+        changes.append({"format": other})
+    for each in changes:
+        assert_rejected_alike(log, each | {"checkpoint": str(log.directory / "c")})
+    log.client.delete_stream("orders")
+    log.client.create_stream("orders", partitions=2)
+    assert_rejected_alike(log, {})
+    into = "lake.new" if table_format == "iceberg" else str(log.directory / "new")
+    assert_rejected_alike(log, {"into": into})
+
+
+def assert_rejected_alike(log, changes):
+    changes = {"dead_letters": None} | changes
+    with pytest.raises(InvalidRequestError) as by_run:
+        log.run(**changes)
+    with pytest.raises(InvalidRequestError) as by_status:
+        load_status(decode_pipeline(log.config | changes))
+    assert (by_status.value.code, str(by_status.value)) == (
+        by_run.value.code,
+        str(by_run.value),
+    )
 
 
 def test_the_status_of_another_pipeline_is_its_group(tmp_path):

@@ -183,16 +183,17 @@ def test_a_replay_of_the_last_batch_is_acknowledged():
 
 
 def test_a_replay_with_other_content_is_rejected():
-    """One batch number with other records means a checkpoint from an old copy."""
+    """One batch number with other records is an old checkpoint, or one that two loads share."""
     first = accepted(None, proposal(file(p0=span(0, 10))))
-    with pytest.raises(InvalidRequestError, match="restored from an old copy"):
+    reasons = "restored from an old copy, or the query changed, or another load runs with it"
+    with pytest.raises(InvalidRequestError, match=reasons):
         decide(first, proposal(file(p0=span(0, 11))))
 
 
 def test_an_older_batch_is_rejected():
     """A batch number below the last is an old driver or an old checkpoint."""
     first = accepted(None, proposal(file(p0=span(0, 10)), batch=5))
-    with pytest.raises(InvalidRequestError, match="old driver"):
+    with pytest.raises(InvalidRequestError, match="old driver or another load runs with it"):
         decide(first, proposal(file(p0=span(10, 11)), batch=4))
 
 

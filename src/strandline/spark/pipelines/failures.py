@@ -6,7 +6,9 @@ Python exception; else Spark's message about a value that SQL cannot process; el
 The rest stays in Spark's log. Must not know which pipeline it is.
 """
 
+import contextlib
 import re
+from collections.abc import Iterator
 
 from py4j.protocol import Py4JJavaError
 
@@ -25,13 +27,31 @@ _DATA = re.compile(r"\[(?!STREAM_FAILED)[A-Z_.]+\] [^\n]*SQLSTATE: 22\w{3}")
 """Spark's error classes for a value that SQL cannot process, as in a cast: permanent."""
 _OURS = {each.__name__: each for each in all_error_classes()}
 _KEYS = {
-    "failOnDataLoss=false": "fail_on_data_loss: false",
-    "denseOffsets=false": "dense_offsets: false",
-    ", at strandline.spark.table.committed_offsets()": "",
-    "startingOffsets": "starting_offsets",
+    "avroSchema": "schema",
+    "avroWriterSchema": "writer_schema",
     "deadLetters": "dead_letters",
+    "denseOffsets": "dense_offsets",
+    "failOnDataLoss": "fail_on_data_loss",
+    "fileBytes": "file_bytes",
+    "maxBytesPerTrigger": "batch_bytes_max",
+    "maxRecordsPerTrigger": "batch_records_max",
+    "maxTriggerDelayMs": "batch_delay_ms_max",
+    "minBytesPerTrigger": "batch_bytes_min",
+    "snapshotAgeMs": "snapshot_age_ms",
+    "startingOffsets": "starting_offsets",
+    "tableFormat": "format",
+    "valueSchema": "schema",
 }
-"""The pipeline keys of options of sources and sinks; None where the pipeline sets the option."""
+"""The pipeline keys of options of sources and sinks."""
+_OPTION = re.compile(r"(?:the )?option '(\w+)'")
+_NAME = re.compile(rf"(?<![\w/.-])({'|'.join(_KEYS)})(?:(=)|(?![\w/-]))")
+"""The name of an option, not as a part of a path."""
+_ADVICE = {
+    "start the query at strandline.spark.table.committed_offsets()": "another load wrote them; run "
+    "this one again, it continues there",
+    ", at strandline.spark.table.committed_offsets()": "",
+}
+"""Advice for queries, and what pipelines do instead."""
 _LATE_WORKER = "Python worker failed to connect back"
 _OUR_PLACE = f"{StrandlineError.__module__}."
 
@@ -46,15 +66,31 @@ def query_failure(name: str | None, error: Exception) -> StrandlineError:
     found = list(_RAISED.finditer(str(error)))
     ours = [each for each in found if each["place"] == _OUR_PLACE and each["name"] in _OURS]
     if ours:
-        text = ours[-1]["text"]
-        for option, key in _KEYS.items():
-            text = text.replace(option, key)
+        text = in_keys(ours[-1]["text"])
         return _OURS[ours[-1]["name"]](f"query {name} failed: {text}")
     refused = _DATA.search(str(error))
     if refused is not None and not found:
         return InvalidRecordError(f"query {name} failed: {refused[0]}")
     reason = found[-1][0] if found else _first_line(error)
     return UnavailableError(f"query {name} failed: {reason}")
+
+
+def in_keys(text: str) -> str:
+    """Return a message with the keys of a pipeline's file in place of options."""
+    for advice, ours in _ADVICE.items():
+        text = text.replace(advice, ours)
+    text = _OPTION.sub(r"'\1'", text)
+    return _NAME.sub(lambda found: _KEYS[found[1]] + (": " if found[2] else ""), text)
+
+
+@contextlib.contextmanager
+def naming_keys() -> Iterator[None]:
+    """Name keys in place of options in our errors, since the user wrote a file."""
+    try:
+        yield
+    except StrandlineError as error:
+        error.args = (in_keys(error.message), *error.args[1:])
+        raise
 
 
 def is_late_worker(error: StrandlineError) -> bool:

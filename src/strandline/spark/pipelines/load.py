@@ -29,7 +29,7 @@ from strandline.spark.pipelines.queries import read_stream, triggered
 from strandline.spark.session import wait_for_sources
 from strandline.spark.table_log import TableState, decode_schema, refuse_other_stream
 from strandline.spark.table_open import existing_store, is_object_url
-from strandline.spark.table_store import Loaded, TableStore, local_path
+from strandline.spark.table_store import Loaded, MissingTableError, TableStore, local_path
 
 _SAMPLE_RECORDS = 1000
 LOCAL_TXN_ID = "local"
@@ -66,6 +66,11 @@ def check_load(config: LoadPipeline) -> None:
     """Check what does not depend on a stream; errors as ``start_load``."""
     if len(config.streams) > 1 and "{stream}" not in config.into:
         raise InvalidConfigError("a table takes one stream: write {stream} in 'into'")
+    if config.schema and config.values == "raw":
+        raise InvalidConfigError(
+            "'schema' names columns of decoded values, and 'values' is raw: set 'values' to json, "
+            "avro or arrow, or leave 'schema' out"
+        )
     if config.writer_schema and config.values != "avro":
         raise InvalidConfigError(f"'writer_schema' is for Avro, and 'values' is {config.values}")
     if config.dead_letters:
@@ -74,11 +79,9 @@ def check_load(config: LoadPipeline) -> None:
 
 def prepare_load(config: LoadPipeline, stream: str) -> PreparedLoad:
     """Check a stream and its table, and find the table's columns; errors as ``start_load``."""
-    path = config.into.replace("{stream}", stream)
-    identity = identity_of(stream_of(config.server, stream))
-    state = load_table_of(config, path)[1].state
-    if state is not None:
-        refuse_other_stream(state, identity)
+    path = table_of(config, stream)
+    identity, _, loaded = open_load(config, stream)
+    state = loaded.state
     columns = None
     if config.values != "raw":
         columns = _value_schema(config, stream, state)
@@ -90,6 +93,32 @@ def prepare_load(config: LoadPipeline, stream: str) -> PreparedLoad:
         state=state,
         options=table_options(config, stream, identity=identity, columns=columns),
     )
+
+
+def table_of(config: LoadPipeline, stream: str) -> str:
+    """Return the directory, URL or name of a stream's table."""
+    return config.into.replace("{stream}", stream)
+
+
+def open_load(config: LoadPipeline, stream: str) -> tuple[str, TableStore | None, Loaded]:
+    """Return a stream's identity, its table, and what is committed to that, which fit each other.
+
+    The table is None if it is one of Iceberg that is not made yet.
+
+    Raises:
+        InvalidConfigError: there is no such catalog, or no such kind of path.
+        InvalidRequestError: the table is of another format, or holds records of another stream.
+        UnknownStreamError: there is no such stream.
+        UnavailableError: the broker or the table cannot be reached.
+    """
+    identity = identity_of(stream_of(config.server, stream))
+    store, loaded = _load_table_of(config, table_of(config, stream))
+    state = loaded.state
+    if state is not None:
+        refuse_other_stream(state, identity)
+    if store is not None:
+        store.refuse_other_kind(None if state is None else decode_schema(state.arrow_schema))
+    return identity, store, loaded
 
 
 def _start_one(spark: SparkSession, config: LoadPipeline, load: PreparedLoad) -> StreamingQuery:
@@ -159,20 +188,12 @@ def table_options(
     return options
 
 
-def load_table_of(config: LoadPipeline, path: str) -> tuple[TableStore | None, Loaded]:
-    """Return the table of a load, and what is committed to it; None: an Iceberg table not made yet.
-
-    Raises:
-        InvalidConfigError: there is no such catalog, or no such kind of path.
-        UnavailableError: the table cannot be reached.
-    """
+def _load_table_of(config: LoadPipeline, path: str) -> tuple[TableStore | None, Loaded]:
     try:
         store = existing_store(
             path, table_format=config.format, catalog=config.catalog, storage=config.storage
         )
-    except InvalidConfigError:
-        if config.format != "iceberg":
-            raise
+    except MissingTableError:
         return None, Loaded(None)  # the first commit makes it
     return store, store.load()
 

@@ -7,7 +7,6 @@ are published once, and positions that no record of the table shows (deleted or 
 start at the latest) are kept. Must not know YAML or the command line.
 """
 
-import contextlib
 import logging
 import threading
 import time
@@ -20,10 +19,11 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from strandline.errors import UNDECODABLE, InvalidConfigError, InvalidRecordError
-from strandline.spark.connection import read_rows, stream_state, wait_for_records
+from strandline.errors import UNDECODABLE, InvalidConfigError, InvalidRecordError, UnavailableError
+from strandline.spark.connection import read_rows, stopped_by, stream_state, wait_for_records
 from strandline.spark.options import parse_read_options, parse_table_options
 from strandline.spark.pipelines.config import LoadPipeline
+from strandline.spark.pipelines.failures import naming_keys
 from strandline.spark.pipelines.load import (
     LOCAL_TXN_ID,
     PreparedLoad,
@@ -48,7 +48,7 @@ from strandline.spark.progress import QueryProgress
 from strandline.spark.source import StrandlineSource
 from strandline.spark.table_io import StagedFiles, TableCommitter
 from strandline.spark.table_log import TableState
-from strandline.spark.table_store import local_path, make_directory, replace_durably
+from strandline.spark.table_store import local_path, make_directory, replace_durably, usable
 from strandline.types import PartitionName
 
 logger = logging.getLogger(__name__)
@@ -90,22 +90,33 @@ def run_local(
         StrandlineError: the description does not fit the streams or tables, or a batch cannot be
             committed; run it again once the cause is resolved, and it resumes where it stopped.
     """
-    check_load(config)
     stop = stop or threading.Event()
+    with stopped_by(stop), naming_keys():
+        try:
+            _run(config, report, stop)
+        except Stopped:
+            pass
+        except UnavailableError:
+            if not stop.is_set():
+                raise  # else the user no longer waits for the broker, whose absence is logged
+    if stop.is_set():
+        logger.info("stopped; the reported batches are committed; run it again to continue")
+
+
+def _run(config: LoadPipeline, report: Report | None, stop: threading.Event) -> None:
+    check_load(config)
     loads = [LocalLoad(config, prepare_load(config, each), stop) for each in config.streams]
-    with contextlib.suppress(Stopped):
-        while not stop.is_set():
-            began_s = time.monotonic()
-            moved = [load.step(report) for load in loads]
-            if config.trigger == "available_now":
-                if not any(moved):
-                    return
-            elif any(moved):
-                stop.wait(max(0.0, config.interval_ms / 1000 - (time.monotonic() - began_s)))
-            else:
-                beyond: Offsets = {p: at for load in loads for p, at in load.position.items()}
-                wait_for_records(loads[0].options, beyond)
-    logger.info("stopped; the reported batches are committed; run it again to continue")
+    while not stop.is_set():
+        began_s = time.monotonic()
+        moved = [load.step(report) for load in loads]
+        if config.trigger == "available_now":
+            if not any(moved):
+                return
+        elif any(moved):
+            stop.wait(max(0.0, config.interval_ms / 1000 - (time.monotonic() - began_s)))
+        else:
+            beyond: Offsets = {p: at for load in loads for p, at in load.position.items()}
+            wait_for_records(loads[0].options, beyond)
 
 
 class LocalLoad:
@@ -134,7 +145,7 @@ class LocalLoad:
         table = parse_table_options(load.options | {"path": load.path})
         self._table = TableCommitter(table, schema)
         self._progress = QueryProgress(self.options)
-        self._checkpoint = local_path(config.checkpoint) / f"{load.stream}.local.json"
+        self._checkpoint = plan_path(config, load.stream)
         extent = stream_state(self.options)
         self._identity = extent.identity
         self._plan = self._begin(extent)
@@ -159,14 +170,8 @@ class LocalLoad:
 
     def _begin(self, extent: StreamExtent) -> BatchPlan:
         """Return the last plan, or where a new load begins, made durable."""
-        found = _read_plan(self._checkpoint)
+        found = read_plan(self._checkpoint, identity=extent.identity)
         if found is not None:
-            if found.identity != extent.identity:
-                raise InvalidConfigError(
-                    f"{self._checkpoint} belongs to another incarnation of the stream "
-                    f"({found.identity}, the broker has {extent.identity}): load into another "
-                    "table, with a new checkpoint"
-                )
             return found
         start = starting_offsets(extent.partitions, self.options)
         begun = BatchPlan(
@@ -279,14 +284,25 @@ def _numbers(offsets: Offsets) -> dict[int, int]:
     return {int(partition): offset for partition, offset in offsets.items()}  # type: ignore[arg-type]  # not names
 
 
-def _read_plan(path: Path) -> BatchPlan | None:
+def plan_path(config: LoadPipeline, stream: str) -> Path:
+    """Return the file of the plan of a stream's load."""
+    return local_path(config.checkpoint) / f"{stream}.local.json"
+
+
+def read_plan(path: Path, *, identity: str) -> BatchPlan | None:
     """Read a plan; None: there is none.
 
+    Args:
+        path: of the plan.
+        identity: of the stream as the broker has it.
+
     Raises:
+        InvalidConfigError: it belongs to another stream.
         InvalidRecordError: it is corrupt.
     """
     try:
-        return msgspec.json.decode(path.read_bytes(), type=BatchPlan)
+        with usable(path):
+            found = msgspec.json.decode(path.read_bytes(), type=BatchPlan)
     except FileNotFoundError:
         return None
     except UNDECODABLE as error:
@@ -294,3 +310,9 @@ def _read_plan(path: Path) -> BatchPlan | None:
             f"{path} is not the plan of a load: {error}; delete it, and the load begins at the "
             "table's offsets"
         ) from error
+    if found.identity != identity:
+        raise InvalidConfigError(
+            f"{path} belongs to another incarnation of the stream ({found.identity}, the broker "
+            f"has {identity}): load into another table, with a new checkpoint"
+        )
+    return found

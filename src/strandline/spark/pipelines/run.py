@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from strandline.errors import InvalidConfigError, UnavailableError
+from strandline.spark.connection import stopped_by
 from strandline.spark.pipelines.aggregate import start_aggregate
 from strandline.spark.pipelines.clean import start_clean
 from strandline.spark.pipelines.config import (
@@ -28,6 +29,7 @@ from strandline.spark.pipelines.config import (
 from strandline.spark.pipelines.copy import start_copy
 from strandline.spark.pipelines.failures import (
     is_late_worker,
+    naming_keys,
     refused_description,
     start_failure,
 )
@@ -66,7 +68,7 @@ def start_pipeline(spark: SparkSession, config: Pipeline) -> list[StreamingQuery
         )
     logger.info("starting the queries of the pipeline")
     try:
-        with removed_if_refused():
+        with naming_keys(), removed_if_refused():
             return _START[type(config)](spark, config)
     except AnalysisException as error:
         raise refused_description(error) from error
@@ -93,15 +95,20 @@ def run_pipeline(
         StrandlineError: as ``start_pipeline``, or a query failed; run the pipeline again once the
             cause is resolved, and it resumes where it stopped.
     """
+    stop = stop or threading.Event()
+    queries: list[StreamingQuery] = []
     for left in reversed(range(_STARTS)):
-        if stop is not None and stop.is_set():
+        if stop.is_set():
             logger.info("stopped before the first batch: nothing was committed")
             break
         try:
-            queries = start_pipeline(spark, config)
+            with stopped_by(stop):
+                queries = start_pipeline(spark, config)
             wait_for_end(queries, server=config.server, report=report, stop=stop)
             break
         except UnavailableError as error:
+            if stop.is_set() and not queries:
+                continue  # the user no longer waits for the broker
             if not is_late_worker(error) or left == 0:
                 raise
             logger.warning("%s: starting it again", error.message)

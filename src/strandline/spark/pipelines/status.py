@@ -1,8 +1,8 @@
 """The progress of loads: what their tables have, and what the streams have beyond that.
 
 Rules: the tables are asked, whose commits have the offsets, and not the processes that load: so a
-status is right whether the load is running, and whichever engine runs it. Must not know the command
-line.
+status is right whether the load is running, and whichever engine runs it. What a run rejects before
+its first batch is rejected here, too. Must not know the command line.
 """
 
 import msgspec
@@ -36,23 +36,30 @@ def load_status(config: LoadPipeline) -> list[LoadStatus]:
     """Return the progress of each stream of a load.
 
     Raises:
-        UnknownStreamError: there is no such stream.
-        UnavailableError: a broker or a table cannot be reached.
+        StrandlineError: what a load raises before its first batch; or a broker or a table cannot be
+            reached.
     """
-    return [_status_of(config, stream) for stream in config.streams]
+    from strandline.spark.pipelines.failures import naming_keys
+    from strandline.spark.pipelines.load import check_load
+
+    with naming_keys():
+        check_load(config)
+        return [_status_of(config, stream) for stream in config.streams]
 
 
 def _status_of(config: LoadPipeline, stream: str) -> LoadStatus:
     # Here, so that the schema of a status is known without PySpark.
     from strandline.spark.connection import stream_state
     from strandline.spark.options import parse_read_options
-    from strandline.spark.pipelines.load import load_table_of
+    from strandline.spark.pipelines.load import open_load, table_of
+    from strandline.spark.pipelines.local import plan_path, read_plan
     from strandline.spark.pipelines.unread import oldest_unread_ms
     from strandline.spark.planning import starting_offsets
 
-    path = config.into.replace("{stream}", stream)
-    store, loaded = load_table_of(config, path)
+    identity, store, loaded = open_load(config, stream)
     done = loaded.state.offsets if loaded.state is not None else {}
+    if config.engine == "local":
+        read_plan(plan_path(config, stream), identity=identity)
     files = store.live_files(loaded) if store is not None and loaded.state is not None else []
     options = parse_read_options(
         {"server": config.server, "stream": stream, "startingOffsets": config.starting_offsets},
@@ -71,7 +78,7 @@ def _status_of(config: LoadPipeline, stream: str) -> LoadStatus:
     }
     return LoadStatus(
         stream=stream,
-        table=path,
+        table=table_of(config, stream),
         format=config.format,
         commits=loaded.state.sequence + 1 if loaded.state is not None else 0,
         files=len(files),
