@@ -90,4 +90,4 @@ def test_threads_that_read_do_not_abort_the_interpreter_at_exit(address, read):
             timeout=TIMEOUT_S,
             check=False,
         )
-        assert (done.returncode, done.stderr) == (0, ""), f"run {number}"
+        assert (done.returncode, done.stderr) == (0, ""), f"run {number}: {done.stderr}"

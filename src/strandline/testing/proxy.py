@@ -92,7 +92,7 @@ class TcpProxy:
         """Reset every open connection, at both ends."""
         for writer in self._writers:
             sock = writer.get_extra_info("socket")
-            if sock is None:
+            if sock is None or sock.fileno() < 0:
                 continue  # already closed, as uvloop reports it
             with contextlib.suppress(OSError):  # already closed, as asyncio reports it
                 # With SO_LINGER 0 a close is a reset, even if data is unread.
