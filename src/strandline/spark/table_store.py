@@ -58,7 +58,7 @@ class Loaded(NamedTuple):
 
 
 class TableDirectory(ABC):
-    """Where the files of a table are; tasks stage them, a commit of the table's log names them."""
+    """The place of a table's files: tasks stage them, a commit of the table's log names them."""
 
     retry_pauses_s: tuple[float, ...] = ()
     """Pauses before a commit with an unknown outcome is decided anew."""
