@@ -23,11 +23,11 @@ that mirror or import the file; unit tests near it; integration tests that go th
 counts if it comes again with the mistake and not without it; so does a test that waits for ever,
 which the tool ends after a minute. A survivor for which a test was added
 was tried again, and counts as noticed since only if it then was; so does one that was tried by hand
-with a test which takes longer than the tool was given. The share is of the mistakes that make a
-difference."""
+with a test which takes longer than the tool was given. The shares are of the mistakes that make a
+difference: of those noticed at once, and of those and the ones noticed since."""
 HEAD = (
     "| Area | Drawn | Noticed at once | Noticed since | Makes no difference "
-    "| Not noticed | Share | Aim |"
+    "| Not noticed | Share at once | Share since | Aim |"
 )
 
 
@@ -94,16 +94,17 @@ def page(
         METHOD,
         "",
         HEAD,
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for area, aim in AIMS.items():
         drawn, at_first, since, equal, missed = counted[area]
         matters = drawn - equal
-        share = (at_first + since) / matters if matters else 1.0
-        lines.append(
-            f"| {area} | {drawn} | {at_first} | {since} | {equal} | {missed} "
-            f"| {share:.1%} | {aim:.0%} |"
-        )
+        shares = [
+            f"{noticed / matters:.1%}" if matters else "-"
+            for noticed in (at_first, at_first + since)
+        ]
+        cells = (area, drawn, at_first, since, equal, missed, *shares, f"{aim:.0%}")
+        lines.append(f"| {' | '.join(map(str, cells))} |")
     lines += ["", f"Noticed: {told or 'none'}.", "", "## Not noticed", ""]
     if survived:
         lines += ["| Where | Change | Verdict |", "|---|---|---|", *sorted(survived)]
