@@ -33,7 +33,7 @@ def value_decoder(kind: ValueKind, schema: Path | None) -> Decode | None:
         return _arrow_rows
     if schema is None:
         return None
-    from strandline.spark.avro import value_reader
+    from strandline.values.avro import value_reader
 
     try:
         text = schema.read_text("utf-8")
