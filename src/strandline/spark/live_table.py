@@ -25,7 +25,7 @@ from strandline.spark.planning import (
     plan_ranges,
     starting_offsets,
 )
-from strandline.spark.table_log import TableState, decode_schema, refuse_other_stream
+from strandline.spark.table_log import TableState, check_same_stream, decode_schema
 from strandline.spark.table_open import existing_store
 from strandline.spark.table_store import Loaded, TableStore
 from strandline.values.decode import (
@@ -127,7 +127,7 @@ def table(
     extent = stream_state(options)
     schema = _schema(loaded.state, table, values=values)
     if loaded.state is not None:
-        refuse_other_stream(loaded.state, extent.identity)
+        check_same_stream(loaded.state, extent.identity)
     decode, records = None, schema
     if values != "raw":
         records = _record_schema(schema)

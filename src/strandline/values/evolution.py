@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from strandline.errors import UNDECODABLE, InvalidConfigError
 from strandline.values.columns import parse_columns, parse_type, type_text
-from strandline.values.decode import refuse_case_twins, refuse_unreadable
+from strandline.values.decode import check_decodable, check_distinct_names
 from strandline.values.schema import SchemaColumn, SchemaFormat, SchemaVersion, names_by_column
 
 _ORDERS = (
@@ -107,7 +107,7 @@ def next_version(
         )
     columns = _numbered(given, earlier)
     for each in reversed(earlier):  # the newest first, whose names a user knows
-        _refuse_incompatible(each, given, columns)
+        _check_compatible(each, given, columns)
     number = 1 if last is None else last.version + 1
     found = SchemaVersion(
         version=number,
@@ -160,11 +160,11 @@ def _numbered(given: _Given, earlier: Sequence[SchemaVersion]) -> tuple[SchemaCo
         columns.append(
             SchemaColumn(id=number, name=each.name, type=kind, nullable=each.shape.nullable)
         )
-    _refuse_missing_aliases(given, columns, earlier)
+    _check_aliases(given, columns, earlier)
     return tuple(columns)
 
 
-def _refuse_missing_aliases(
+def _check_aliases(
     given: _Given, columns: Sequence[SchemaColumn], earlier: Sequence[SchemaVersion]
 ) -> None:
     """Check that an Avro field has every earlier name as an alias, by which old values are read."""
@@ -184,12 +184,12 @@ def _refuse_missing_aliases(
             )
 
 
-def _refuse_incompatible(
+def _check_compatible(
     before: SchemaVersion, given: _Given, columns: Sequence[SchemaColumn]
 ) -> None:
     """Check that values of an earlier version can be read with the new one."""
     old_shape = _parse_stored(before).shape
-    _refuse_other_name(old_shape, given.shape, "values")
+    _check_name(old_shape, given.shape, "values")
     new = {column.id: each for column, each in zip(columns, given.shape.fields, strict=True)}
     for column, old in zip(before.columns, old_shape.fields, strict=True):
         found = new.pop(column.id, None)
@@ -200,7 +200,7 @@ def _refuse_incompatible(
             )
         _compare(old.shape, found.shape, found.name)
     for added in new.values():
-        _refuse_required(added, added.name)
+        _check_optional(added, added.name)
 
 
 def _how_to_rename(kind: SchemaFormat, column: SchemaColumn) -> str:
@@ -223,7 +223,7 @@ def _compare(old: ValueShape, new: ValueShape, path: str) -> None:
             f"column {path!r} is {old.kind} and cannot become {new.kind}: a type may only become "
             "wider (tinyint, smallint, int, bigint; float, double; more digits of a decimal)"
         )
-    _refuse_other_name(old, new, f"column {path!r}")
+    _check_name(old, new, f"column {path!r}")
     if lost := old.symbols - new.symbols:
         raise InvalidConfigError(
             f"the enum of {path!r} lacks {', '.join(sorted(lost))}, which earlier values have"
@@ -237,10 +237,10 @@ def _compare(old: ValueShape, new: ValueShape, path: str) -> None:
             )
         _compare(each.shape, fields.pop(each.name).shape, below)
     for added in fields.values():
-        _refuse_required(added, f"{path}.{added.name}")
+        _check_optional(added, f"{path}.{added.name}")
 
 
-def _refuse_required(added: ShapeField, path: str) -> None:
+def _check_optional(added: ShapeField, path: str) -> None:
     if not added.shape.nullable:
         raise InvalidConfigError(
             f"{path!r} is new and required, but earlier values do not have it: let it be null"
@@ -252,7 +252,7 @@ def _refuse_required(added: ShapeField, path: str) -> None:
         )
 
 
-def _refuse_other_name(old: ValueShape, new: ValueShape, what: str) -> None:
+def _check_name(old: ValueShape, new: ValueShape, what: str) -> None:
     """Check the name of a type of Avro, by Avro's rules for reader and writer."""
     short = old.name.rpartition(".")[2]
     if new.name.rpartition(".")[2] != short and not {old.name, short} & new.aliases:
@@ -292,7 +292,7 @@ def _parse(text: str, kind: SchemaFormat | None) -> _Given:
     """
     text = text.removeprefix("\ufeff").strip()
     document = _document_of(text)
-    _refuse_foreign(text, document)
+    _check_language(text, document)
     is_avro = isinstance(document, dict) and "columns" not in document
     if kind == "avro" and not is_avro:
         raise InvalidConfigError("an Avro schema of values is a JSON object of type record")
@@ -328,7 +328,7 @@ def _document_of(text: str) -> Any:
         raise InvalidConfigError(f"the schema is not JSON: {error}") from error
 
 
-def _refuse_foreign(text: str, document: Any) -> None:
+def _check_language(text: str, document: Any) -> None:
     if _PROTOBUF.match(text):
         raise InvalidConfigError(f"a schema in Protocol Buffers {_NOT_SUPPORTED}")
     if isinstance(document, dict) and any(word in document for word in _JSON_SCHEMA):
@@ -345,8 +345,8 @@ def _json_columns(given: Iterable[_GivenColumn]) -> _Given:
     if not columns:
         raise InvalidConfigError("the schema has no column")
     schema = pa.schema([(each.name, parse_type(each.type)) for each in columns])
-    refuse_case_twins(schema)
-    refuse_unreadable(schema)
+    check_distinct_names(schema)
+    check_decodable(schema)
     fields = tuple(
         ShapeField(each.name, _shape_of(kind.type, nullable=each.nullable))
         for each, kind in zip(columns, schema, strict=True)
@@ -377,7 +377,7 @@ def _parse_avro(text: str) -> _Given:
     from strandline.values.avro import arrow_schema_of, parsed_schema
 
     schema = arrow_schema_of(text)
-    refuse_case_twins(schema)
+    check_distinct_names(schema)
     shape = _AvroShapes().of(parsed_schema(text))
     types = [_type_of(each) for each in schema]
     compact = json.dumps(json.loads(text), separators=(",", ":"), ensure_ascii=False)
