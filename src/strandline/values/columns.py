@@ -5,10 +5,12 @@ over. Must not know Spark, tables or streams.
 """
 
 import re
+from collections.abc import Iterable
 
 import pyarrow as pa
 
 from strandline.errors import InvalidConfigError
+from strandline.values.schema import SchemaColumn
 
 _TOKEN = re.compile(r"\s*(?:`((?:[^`]|``)+)`|(\w+)|('(?:[^'\\]|\\.)*')|([<>(),:]))")
 _NAMES = {
@@ -59,6 +61,11 @@ def parse_type(text: str) -> pa.DataType:
     kind = parser.type()
     parser.expect_end()
     return kind
+
+
+def arrow_schema(columns: Iterable[SchemaColumn]) -> pa.Schema:
+    """Return the columns of a stream's schema as Arrow's; each may be null, as in a table."""
+    return pa.schema([(column.name, parse_type(column.type)) for column in columns])
 
 
 def type_text(kind: pa.DataType) -> str:

@@ -10,12 +10,14 @@ import io
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
 from strandline.errors import InvalidConfigError
+from strandline.values.columns import arrow_schema
 from strandline.values.json_columns import columns_of
 from strandline.values.json_text import check_one_value_each, converted, text_type
 from strandline.values.schema import SchemaVersion, ValueFormat, names_by_column
@@ -89,6 +91,30 @@ def value_decoder(
         parse = _json_parser(schema, versions)
 
     return lambda values: _bisect(values, parse, schema)
+
+
+def value_by_schema(versions: Sequence[SchemaVersion]) -> Callable[[bytes], Any]:
+    """Return a function that decodes one value by a stream's schema, to the newest names.
+
+    It raises ValueError for a value that fits no version.
+
+    Args:
+        versions: of the schema, ascending, at least one.
+    """
+    newest = versions[-1]
+    if newest.format == "avro":
+        from strandline.values.avro import versions_reader
+
+        return versions_reader(versions)
+    decode = value_decoder("json", arrow_schema(newest.columns), versions=versions)
+
+    def read(value: bytes) -> Any:
+        found = decode(pa.array([value], pa.binary()))
+        if found.bad:
+            raise ValueError(found.bad[0][1])
+        return found.rows[0].as_py()
+
+    return read
 
 
 def record_columns(batch: pa.RecordBatch, sources: list[int]) -> list[tuple[str, pa.Array]]:
