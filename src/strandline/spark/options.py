@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 from strandline.errors import InvalidConfigError
 from strandline.types import PartitionName
+from strandline.values.schema import ValueFormat
 
 STREAM_FORMAT = "strandline"
 TABLE_FORMAT = "strandline-table"
@@ -121,7 +122,6 @@ _ELSEWHERE = {
 }
 """Options of Kafka's source and others, which are not misspellings of ours."""
 TableFormat = Literal["parquet", "delta", "iceberg"]
-ValueFormat = Literal["raw", "json", "avro", "arrow"]
 PartitionBy = Literal["stream", "column"]
 """Whether a row's partition follows from its key or subject, or from a column."""
 Delivery = Literal["exactlyOnce", "atLeastOnce"]

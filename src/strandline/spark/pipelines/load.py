@@ -16,13 +16,6 @@ from pyspark.sql.types import StructType
 
 from strandline.errors import InvalidConfigError
 from strandline.spark.connection import client_of, identity_of
-from strandline.spark.ddl import parse_ddl
-from strandline.spark.decode import (
-    RECORD_COLUMNS,
-    RECORD_PREFIX,
-    check_distinct_names,
-    infer_json_schema,
-)
 from strandline.spark.pipelines.config import LoadPipeline
 from strandline.spark.pipelines.outputs import stream_of
 from strandline.spark.pipelines.queries import read_stream, triggered
@@ -30,6 +23,13 @@ from strandline.spark.session import wait_for_sources
 from strandline.spark.table_log import TableState, check_same_stream, decode_schema
 from strandline.spark.table_open import existing_store, is_object_url
 from strandline.spark.table_store import Loaded, MissingTableError, TableStore, local_path
+from strandline.values.columns import parse_columns
+from strandline.values.decode import (
+    RECORD_COLUMNS,
+    RECORD_PREFIX,
+    check_distinct_names,
+    infer_json_schema,
+)
 
 _SAMPLE_RECORDS = 1000
 LOCAL_TXN_ID = "local"
@@ -224,7 +224,7 @@ def _value_schema(config: LoadPipeline, stream: str, state: TableState | None) -
         _check_same_columns(config, columns)
         return columns
     if config.values == "avro":
-        from strandline.spark.avro import arrow_schema_of
+        from strandline.values.avro import arrow_schema_of
 
         return from_arrow_schema(arrow_schema_of(config.schema))
     if config.schema:
@@ -260,7 +260,7 @@ def _check_same_columns(config: LoadPipeline, columns: StructType) -> None:
 def _columns_of(schema: str) -> StructType:
     """Parse columns as Spark writes them; by Spark itself if it runs."""
     if SparkSession.getActiveSession() is None:
-        return parse_ddl(schema)
+        return from_arrow_schema(parse_columns(schema))
     return StructType.fromDDL(schema)
 
 
