@@ -10,5 +10,5 @@ def test_streams_of_the_broker_are_not_the_users():
     """Two underscores in front tell them."""
     check_public("_orders")
     check_public("orders__")
-    with pytest.raises(InvalidRequestError, match="'__groups'.*broker's own"):
+    with pytest.raises(InvalidRequestError, match=r"'__groups'.*broker's own"):
         check_public("__groups")
