@@ -92,3 +92,16 @@ def test_a_failed_group_commit_rejects_its_own_writes_and_those_that_wait(raw):
     raw.reject_waiting(error)
     assert raw.told == [("a", error), ("b", error)]
     assert raw.is_idle
+
+
+def test_what_cannot_be_taken_back_stops_the_storage(raw, logs, monkeypatch):
+    """A log that keeps batches which were rejected is reopened, not written to any more."""
+    raw.put("a", 1, 0)
+    raw.write()
+
+    def failing(offset):
+        raise UnavailableError("read-only file system")
+
+    monkeypatch.setattr(logs[0], "undo_to", failing)
+    with pytest.raises(LogPoisonedError, match="reopened: read-only file system"):
+        raw.undo(UnavailableError("no room"))
