@@ -37,7 +37,7 @@ Report = Callable[[Mapping[str, Any]], None]
 def read_stream(
     spark: SparkSession,
     config: Common,
-    stream: str,
+    stream: str | None,
     *,
     name: str,
     output: str | None,
@@ -48,12 +48,12 @@ def read_stream(
     Args:
         spark: the session.
         config: the pipeline.
-        stream: its name.
+        stream: its name; None: the options say which are read.
         name: of the query, the default group of its progress.
         output: the query's output, to which its checkpoint belongs; None: not known before it runs.
         **options: further options of the source; those that are None are left out.
     """
-    options["output"] = output
+    options = {"stream": stream, "output": output} | options
     if isinstance(config, Derived):
         options["maxRecordsPerTrigger"] = config.batch_records_max
     given = {option: str(value) for option, value in options.items() if value is not None}
@@ -63,7 +63,7 @@ def read_stream(
         "failOnDataLoss": str(config.fail_on_data_loss),
     } | given
     reader = spark.readStream.format("strandline")
-    return reader.options(server=config.server, stream=stream, **chosen).load()
+    return reader.options(server=config.server, **chosen).load()
 
 
 def write_stream(
