@@ -2,16 +2,21 @@
 
 import json
 import random
+import re
 import shutil
+from pathlib import Path
 
 import pytest
+import yaml
 
 import strandline
 from strandline.errors import DataLossError, InvalidConfigError, InvalidRequestError
+from strandline.spark import table_io
 from strandline.spark.connection import forget_client
 from strandline.spark.pipelines.config import decode_pipeline
+from strandline.spark.pipelines.local import run_local
 from strandline.spark.pipelines.status import load_status
-from strandline.spark.table import committed_offsets
+from strandline.spark.table import committed_offsets, read_table
 from strandline.testing import Server
 from tests.kit.local_loads import FORMATS, LocalLoad
 
@@ -132,8 +137,6 @@ def test_table_and_tail_of_a_pattern_are_one_relation(log):
 
 def test_an_open_batch_is_repeated_although_a_stream_was_added(log, monkeypatch):
     """A crash between dead letters and commit: the letters are published once."""
-    from strandline.spark import table_io
-
     pattern(log)
     log.config["dead_letters"] = "bad"
     append(log, range(10), bad={3})
@@ -188,8 +191,6 @@ def test_a_stream_recreated_while_a_load_runs_ends_it(log):
             log.client.delete_stream("orders-us")
             log.client.create_stream("orders-us", partitions=2)
             log.append(range(10), stream="orders-us")
-
-    from strandline.spark.pipelines.local import run_local
 
     with pytest.raises(DataLossError, match="orders-us@"):
         run_local(decode_pipeline(log.config | {"batch_bytes_max": 60}), report=recreate)
@@ -286,3 +287,15 @@ def test_offsets_outlive_the_log_of_a_delta_table(log, kept):
     append(log, range(4, 6))
     log.run()
     assert found(log) == expected(range(6))
+
+
+def test_the_file_of_the_docs_loads_a_pattern(log, monkeypatch):
+    """As it stands on the page, in a directory of its own."""
+    page = (Path(__file__).parents[3] / "docs" / "pipelines.md").read_text()
+    text = page.partition("### Several streams in one table")[2]
+    file = re.search(r"```yaml\n(.*?)```", text, re.DOTALL)[1]
+    append(log, range(10))
+    monkeypatch.chdir(log.directory)
+    run_local(decode_pipeline(yaml.safe_load(file) | {"server": log.config["server"]}))
+    rows = read_table("lake/orders").to_table().select(["_stream", "id"]).to_pylist()
+    assert sorted((row["_stream"], row["id"]) for row in rows) == expected(range(10))

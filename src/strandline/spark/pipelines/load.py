@@ -164,14 +164,13 @@ def _start_one(spark: SparkSession, config: LoadPipeline, load: PreparedLoad) ->
     records = read_stream(
         spark,
         config,
-        load.read.stream,
+        source_options(load.read),
         name=load.name,
         output=_output_of(config, load.path),
         startingOffsets=load.starting_offsets,
         maxBytesPerTrigger=config.batch_bytes_max,
         minBytesPerTrigger=config.batch_bytes_min,
         maxTriggerDelayMs=config.batch_delay_ms_max,
-        **source_options(load.read),
     )
     writer = records.writeStream.format("strandline-table").options(**load.options)
     # Not as a Path, which would take a slash out of ``hdfs://``.

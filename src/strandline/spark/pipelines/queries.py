@@ -37,7 +37,7 @@ Report = Callable[[Mapping[str, Any]], None]
 def read_stream(
     spark: SparkSession,
     config: Common,
-    stream: str | None,
+    stream: str | Mapping[str, str],
     *,
     name: str,
     output: str | None,
@@ -48,12 +48,13 @@ def read_stream(
     Args:
         spark: the session.
         config: the pipeline.
-        stream: its name; None: the options say which are read.
+        stream: its name, or options that select several.
         name: of the query, the default group of its progress.
         output: the query's output, to which its checkpoint belongs; None: not known before it runs.
         **options: further options of the source; those that are None are left out.
     """
-    options = {"stream": stream, "output": output} | options
+    options |= {"stream": stream} if isinstance(stream, str) else stream
+    options["output"] = output
     if isinstance(config, Derived):
         options["maxRecordsPerTrigger"] = config.batch_records_max
     given = {option: str(value) for option, value in options.items() if value is not None}
