@@ -17,7 +17,7 @@ import pyarrow.json
 
 from strandline.errors import InvalidConfigError
 from strandline.spark.json_columns import columns_of
-from strandline.spark.json_text import converted, refuse_other_than_one_value, text_type
+from strandline.spark.json_text import check_one_value_each, converted, text_type
 from strandline.spark.options import ValueFormat
 
 logger = logging.getLogger(__name__)
@@ -151,7 +151,7 @@ def infer_json_schema(values: pa.Array) -> pa.Schema:
     return pa.schema(list(columns))
 
 
-def refuse_case_twins(kind: pa.Schema | pa.DataType, path: str = "") -> None:
+def check_distinct_names(kind: pa.Schema | pa.DataType, path: str = "") -> None:
     """Check that no two columns, or fields of one struct, differ by case alone.
 
     Spark and Delta treat them as one, and then cannot open the table.
@@ -161,7 +161,7 @@ def refuse_case_twins(kind: pa.Schema | pa.DataType, path: str = "") -> None:
     """
     if isinstance(kind, pa.DataType) and not pa.types.is_struct(kind):
         for i in range(kind.num_fields):
-            refuse_case_twins(kind.field(i).type, path)
+            check_distinct_names(kind.field(i).type, path)
         return
     seen: dict[str, str] = {}
     for field in kind:
@@ -172,10 +172,10 @@ def refuse_case_twins(kind: pa.Schema | pa.DataType, path: str = "") -> None:
                 f"the columns '{other}' and '{name}' differ by case alone, and Spark could not "
                 "open a table of both; name one of them in 'schema', or rename one"
             )
-        refuse_case_twins(field.type, name)
+        check_distinct_names(field.type, name)
 
 
-def refuse_unreadable(schema: pa.Schema) -> None:
+def check_decodable(schema: pa.Schema) -> None:
     """Check that JSON can be decoded to columns of these types.
 
     Raises:
@@ -234,7 +234,7 @@ def _parse_json(values: pa.Array, schema: pa.Schema) -> pa.StructArray:
     # inside one it is white space.
     flat = pc.replace_substring(values.cast(pa.string()).fill_null("null"), "\n", " ")
     texts = flat.to_pylist()
-    refuse_other_than_one_value("\n".join(texts).encode(), texts)
+    check_one_value_each("\n".join(texts).encode(), texts)
     wrapped = pc.binary_join_element_wise('{"i":', numbers, ',"v":', flat, "}\n", "")
     text = "".join(wrapped.to_pylist()).encode()
     kind = pa.struct([field.with_nullable(True) for field in schema])

@@ -32,7 +32,7 @@ from strandline.spark.planning import (
     plan_ranges,
     starting_offsets,
 )
-from strandline.spark.table_log import TableState, decode_schema, refuse_other_stream
+from strandline.spark.table_log import TableState, check_same_stream, decode_schema
 from strandline.spark.table_open import existing_store
 from strandline.spark.table_store import Loaded, TableStore
 
@@ -131,7 +131,7 @@ def table(
     extent = stream_state(options)
     has_several = options.stream is None
     if loaded.state is not None:
-        refuse_other_stream(loaded.state, extent.identity, several=has_several)
+        check_same_stream(loaded.state, extent.identity, several=has_several)
     own = _SEVERAL if has_several else RECORD_SCHEMA
     schema = _schema(loaded.state, table, values=values, own=own)
     decode, records = None, schema

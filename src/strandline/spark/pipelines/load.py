@@ -21,8 +21,8 @@ from strandline.spark.ddl import parse_ddl
 from strandline.spark.decode import (
     RECORD_COLUMNS,
     RECORD_PREFIX,
+    check_distinct_names,
     infer_json_schema,
-    refuse_case_twins,
 )
 from strandline.spark.options import ReadOptions
 from strandline.spark.pipelines.config import LoadPipeline
@@ -30,7 +30,7 @@ from strandline.spark.pipelines.outputs import stream_of
 from strandline.spark.pipelines.queries import read_stream, triggered
 from strandline.spark.planning import keyed
 from strandline.spark.session import wait_for_sources
-from strandline.spark.table_log import TableState, decode_schema, refuse_other_stream
+from strandline.spark.table_log import TableState, check_same_stream, decode_schema
 from strandline.spark.table_open import existing_store, is_object_url
 from strandline.spark.table_store import Loaded, MissingTableError, TableStore, local_path
 
@@ -123,7 +123,7 @@ def prepare_load(config: LoadPipeline, read: ReadOptions) -> PreparedLoad:
     columns = None
     if config.values != "raw":
         columns = _value_schema(config, read, state)
-        refuse_case_twins(to_arrow_schema(columns, timezone="UTC"))
+        check_distinct_names(to_arrow_schema(columns, timezone="UTC"))
     return PreparedLoad(
         read=read,
         path=path,
@@ -154,9 +154,9 @@ def open_load(config: LoadPipeline, read: ReadOptions) -> tuple[str, TableStore 
     store, loaded = _load_table_of(config, table_of(config, read))
     state = loaded.state
     if state is not None:
-        refuse_other_stream(state, identity, several=read.stream is None)
+        check_same_stream(state, identity, several=read.stream is None)
     if store is not None:
-        store.refuse_other_kind(None if state is None else decode_schema(state.arrow_schema))
+        store.check_kind(None if state is None else decode_schema(state.arrow_schema))
     return identity, store, loaded
 
 
@@ -263,7 +263,7 @@ def _value_schema(config: LoadPipeline, read: ReadOptions, state: TableState | N
         own = {f"{RECORD_PREFIX}{name}" for name in RECORD_COLUMNS}
         fields = [field for field in decode_schema(state.arrow_schema) if field.name not in own]
         columns = from_arrow_schema(pa.schema(fields))
-        _refuse_other_columns(config, columns)
+        _check_same_columns(config, columns)
         return columns
     if config.values == "avro":
         from strandline.spark.avro import arrow_schema_of
@@ -277,7 +277,7 @@ def _value_schema(config: LoadPipeline, read: ReadOptions, state: TableState | N
     return from_arrow_schema(_schema_of_arrow(sample, streams_of(read)))
 
 
-def _refuse_other_columns(config: LoadPipeline, columns: StructType) -> None:
+def _check_same_columns(config: LoadPipeline, columns: StructType) -> None:
     """Check that a file's schema is still the table's; Avro's says how values are written instead.
 
     Raises:

@@ -45,11 +45,11 @@ from strandline.spark.planning import (
     Offsets,
     StreamExtent,
     available_end,
+    check_same_stream,
     identities,
     keyed,
     limit_bytes,
     plan_ranges,
-    refuse_other_stream,
     starting_offsets,
     waiting_bytes,
     with_added,
@@ -168,7 +168,7 @@ class LocalLoad:
         """Load the next batch; return whether there was one."""
         began_s = time.monotonic()
         extent = stream_state(self.options)
-        refuse_other_stream({IDENTITY: self._identity}, extent)
+        check_same_stream({IDENTITY: self._identity}, extent)
         self._identity = extent.identity
         state = self._table.store.load().state
         plan = self._next(extent, state)

@@ -5,7 +5,7 @@ import pytest
 from strandline.errors import InvalidRequestError
 from strandline.servers.http.console import formatting
 from strandline.servers.http.console.decoding import SHOWN_CHARACTERS_MAX, decoded, key_text
-from strandline.servers.http.console.records import places_of, places_text
+from strandline.servers.http.console.records import positions_of, positions_text
 
 
 @pytest.mark.parametrize(
@@ -106,11 +106,11 @@ def test_what_is_shown_of_a_large_value_is_limited(value, how):
     assert shown.is_cut
 
 
-def test_places_are_read_as_they_are_written():
+def test_positions_are_read_as_they_are_written():
     """Offsets by partition survive the address; anything else is rejected."""
-    places = {0: 12, 3: 0, 11: (1 << 62)}
-    assert places_of(places_text(places)) == places
-    assert places_of("") == {}
+    positions = {0: 12, 3: 0, 11: (1 << 62)}
+    assert positions_of(positions_text(positions)) == positions
+    assert positions_of("") == {}
     for text in ("0", "0:", ":1", "a:b", "0:-1", "0:1;1:2", "0:" + "9" * 40):
         with pytest.raises(InvalidRequestError, match="invalid offsets"):
-            places_of(text)
+            positions_of(text)
