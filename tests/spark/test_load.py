@@ -228,3 +228,32 @@ def test_either_engine_continues_the_other(spark, log, tmp_path, table_format):
     assert sorted(found) == sorted(b"oops %d" % n for n in range(3, 80, 20))
     parsed = from_arrow_schema(parse_columns(columns))
     assert parsed == StructType.fromDDL(columns), "as Spark parses it"
+
+
+@pytest.mark.parametrize("table_format", ["parquet", "delta", "iceberg"])
+def test_several_streams_become_one_table_by_either_engine(spark, log, tmp_path, table_format):
+    """Spark, local and Spark again; one more stream joins the list under the same checkpoint; a
+    gap between batches of each stream is explained by its own.
+    """
+    letters = log.new_stream(partitions=1)
+    load = LoadPipeline(log, tmp_path, table_format, values="json", schema="id BIGINT")
+    load.config |= {"dead_letters": letters, "streams": [load.stream, log.new_stream()]}
+    expected = []
+    for round_, engine in enumerate(["spark", "local", "spark"]):
+        if round_ == 2:
+            load.config["streams"] = [*load.config["streams"], log.new_stream()]
+        for stream in load.config["streams"]:
+            with log.client.transaction(f"t-{stream}") as transaction:
+                transaction.append(stream, b'{"id": 999}', partition=0)
+                transaction.abort()
+            load.stream = stream
+            numbers = range(20 * round_, 20 * round_ + 20)
+            load.append(numbers, bad={numbers[4]})
+            expected += [(stream, n) for n in numbers if n != numbers[4]]
+        config = decode_pipeline(load.config | {"engine": engine})
+        run_local(config) if engine == "local" else run_pipeline(spark, config)
+        found = load.table().select(["_stream", "id"]).columns
+        assert sorted(zip(*(each.to_pylist() for each in found), strict=True)) == sorted(expected)
+    headers = log.client.read(letters).read_all().column("headers").to_pylist()
+    sources = sorted(dict(each)["Strandline-Source-Stream"].decode() for each in headers)
+    assert sources == sorted([*load.config["streams"][:2] * 3, load.stream])

@@ -39,6 +39,7 @@ from strandline.spark.planning import (
     Offsets,
     PartitionExtent,
     StreamExtent,
+    identities,
     joined,
 )
 from strandline.values.schema import SchemaVersion, ValueFormat
@@ -273,7 +274,7 @@ def read_range(
         wanted: partition and offsets, of one stream or of several.
         columns: columns to read; ``offset`` is added, since a resumed read needs it, and those
             that are the same for the whole range are left out.
-        identity: identity of the stream that the range was planned on.
+        identity: of the stream that the range was planned on, or of all of the read.
 
     Raises:
         DataLossError: records of the range were deleted, unless ``failOnDataLoss`` is off; or the
@@ -282,6 +283,7 @@ def read_range(
     """
     stream, partition = options.place(wanted.partition)
     options, wanted = options.of_stream(stream), replace(wanted, partition=partition)
+    identity = identities(identity).get(stream, identity)
     asked = list(dict.fromkeys(("offset", *(c for c in columns if c not in CONSTANTS))))
     left, records = wanted, 0
     retry, parent = RetryDeadline(options.retry_timeout_ms / 1e3), os.getppid()

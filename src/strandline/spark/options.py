@@ -200,6 +200,12 @@ class ReadOptions:
         """Return the key of a partition in the offsets of this read."""
         return partition if self.stream is not None else PartitionName(stream, partition)
 
+    def key_of(self, partition: int | str) -> PartitionKey:
+        """Return the key of a partition that a table of this read names."""
+        key = parse_partition(str(partition), only=self.stream)
+        assert key is not None, partition
+        return key
+
 
 @dataclass(frozen=True, kw_only=True)
 class WriteOptions:
@@ -251,9 +257,11 @@ class TableOptions:
     """The stream for values that cannot be decoded; None: they fail the query."""
     server: str | None = None
     stream: str | None = None
-    """The stream being loaded: named in dead letters, and asked about missing offsets."""
+    """The stream being loaded: named in dead letters, and asked about missing offsets; None:
+    unknown, or rows name theirs in a column.
+    """
     stream_identity: str | None = None
-    """Its name and creation time: the table accepts no other stream's records."""
+    """Its name and creation time, or those of several: the table accepts no other's records."""
 
 
 @dataclass(frozen=True)
@@ -446,8 +454,6 @@ def parse_table_options(values: Mapping[str, str]) -> TableOptions:
     if value_format != "raw":
         options.required("valueSchema", "a Spark schema as JSON: the columns of the values")
     compression: Compression = options.choice("compression", get_args(Compression))
-    if options.text("deadLetters"):
-        options.required("stream", "name the stream that is loaded")
     needs_server = any(options.text(name) for name in ("deadLetters", "server", "servers"))
     return TableOptions(
         path=options.required("path", "name the table's directory, as in .start('/data/flights')"),

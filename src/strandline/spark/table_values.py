@@ -100,10 +100,17 @@ def check_decoding(records: pa.Schema, options: TableOptions) -> None:
             f"values can be decoded as {options.values} only where rows have a column 'value' of "
             "type binary"
         )
-    if options.dead_letters is not None and not tracks_offsets(records):
+    if options.dead_letters is None:
+        return
+    if not tracks_offsets(records):
         raise InvalidConfigError(
             "dead letters say which record they were: rows need the columns 'partition' of type "
             "int and 'offset' of type bigint"
+        )
+    if options.stream is None and "stream" not in records.names:
+        raise InvalidConfigError(
+            "dead letters say which record they were: name the stream that is loaded with the "
+            "option 'stream'"
         )
 
 
@@ -187,8 +194,9 @@ class Decoding:
 def _source(batch: pa.RecordBatch, place: int) -> str:
     if not tracks_offsets(batch.schema):
         return "a record"
-    partition, offset = (batch.column(name)[place].as_py() for name in ("partition", "offset"))
-    return f"partition {partition}, offset {offset}"
+    row = batch.slice(place, 1).to_pylist()[0]
+    stream = f"stream {row['stream']}, " if "stream" in row else ""
+    return f"{stream}partition {row['partition']}, offset {row['offset']}"
 
 
 def _letters(batch: pa.RecordBatch, bad: list[tuple[int, str]], *, stream: str) -> pa.RecordBatch:
@@ -197,7 +205,7 @@ def _letters(batch: pa.RecordBatch, bad: list[tuple[int, str]], *, stream: str) 
     headers = [
         [
             (ERROR, reason.encode()),
-            (SOURCE_STREAM, stream.encode()),
+            (SOURCE_STREAM, row.get("stream", stream).encode()),
             (SOURCE_PARTITION, b"%d" % row["partition"]),
             (SOURCE_OFFSET, b"%d" % row["offset"]),
         ]

@@ -26,8 +26,8 @@ logger = logging.getLogger(__name__)
 
 RECORD_PREFIX = "_"
 """Prefix of a record's own columns once its value has become columns beside them."""
-RECORD_COLUMNS = ("partition", "offset", "timestamp", "subject", "key", "headers")
-"""Columns of a record that stay beside its decoded value."""
+RECORD_COLUMNS = ("stream", "partition", "offset", "timestamp", "subject", "key", "headers")
+"""Columns of a record that stay beside its decoded value; the first only if there are several."""
 RECORD_SCHEMA = pa.schema(
     [
         ("partition", pa.int32()),

@@ -57,9 +57,7 @@ async def made(cluster, *, replicas):
     await until_all_live(cluster[1])
     with strandline.connect(cluster[1].flight) as admin:
         settings = {"subject": "orders.>", "partition_by": "subject", "replicas": replicas}
-        await asyncio.to_thread(
-            admin.create_stream, "orders", partitions=PARTITIONS, **settings
-        )
+        await asyncio.to_thread(admin.create_stream, "orders", partitions=PARTITIONS, **settings)
     found = await leaders(cluster[1])
     assert len(set(found.values())) > 1, found
     return found
