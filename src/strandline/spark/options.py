@@ -93,6 +93,7 @@ TABLE_OPTIONS = (
     "avroSchema",
     "avroWriterSchema",
     "deadLetters",
+    "streamSchema",
     "server",
     "servers",
     "stream",
@@ -253,6 +254,8 @@ class TableOptions:
     avro_schema: str | None = None
     avro_writer_schema: str | None = None
     """The schema Avro values were written with, if not ``avro_schema``."""
+    stream_schema: bool = False
+    """Whether values are decoded by the schema of ``stream``, as it is when a task begins."""
     dead_letters: str | None = None
     """The stream for values that cannot be decoded; None: they fail the query."""
     server: str | None = None
@@ -473,6 +476,7 @@ def parse_table_options(values: Mapping[str, str]) -> TableOptions:
         value_schema=options.text("valueSchema"),
         avro_schema=options.text("avroSchema"),
         avro_writer_schema=options.text("avroWriterSchema"),
+        stream_schema=options.flag("streamSchema", default=False),
         dead_letters=options.text("deadLetters"),
         server=options.server() if needs_server else None,
         stream=options.text("stream"),
