@@ -318,8 +318,11 @@ async def test_many_messages_in_many_fetches(nc):
         b'{"count_after": -9}',
         b'{"end_not": -1}',
         b'{"filters": ["a..b"], "read_from": 0}',
-        b'{"begin": {"name": "x", "deliver_policy": "by_start_time", "ack_policy": "none", '
-        b'"max_deliver": 1, "replay_policy": "instant", "num_replicas": 1, "opt_start_time": "x"}}',
+        (
+            b'{"begin": {"name": "x", "deliver_policy": "by_start_time", "ack_policy": "none", '
+            b'"max_deliver": 1, "replay_policy": "instant", "num_replicas": 1, '
+            b'"opt_start_time": "x"}}'
+        ),
         b"[]",
     ],
 )

@@ -128,7 +128,7 @@ def prepare_load(config: LoadPipeline, read: ReadOptions) -> PreparedLoad:
     state = loaded.state
     columns, versions = None, _stream_versions(config, read)
     if config.values != "raw":
-        columns = _value_schema(config, read, state, versions)
+        columns = _value_schema(config, read, state, versions=versions)
         arrow = to_arrow_schema(columns, timezone="UTC")
         check_distinct_names(arrow)
         if versions:
@@ -298,6 +298,7 @@ def _value_schema(
     config: LoadPipeline,
     read: ReadOptions,
     state: TableState | None,
+    *,
     versions: Sequence[SchemaVersion],
 ) -> StructType:
     """Return the columns of the values: of the table, the file, the stream's schema, or a sample."""
