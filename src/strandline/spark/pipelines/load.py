@@ -301,7 +301,7 @@ def _value_schema(
     *,
     versions: Sequence[SchemaVersion],
 ) -> StructType:
-    """Return the columns of the values: of the table, the file, the stream's schema, or a sample."""
+    """Return the columns of the values: the table's, the file's, the stream's, or a sample's."""
     if state is not None:
         own = {f"{RECORD_PREFIX}{name}" for name in RECORD_COLUMNS}
         fields = [field for field in decode_schema(state.arrow_schema) if field.name not in own]
