@@ -366,16 +366,14 @@ def decode_config(values: Mapping[str, Any], kind: type[StructT]) -> StructT:
     Raises:
         InvalidConfigError: naming the key, and the nearest valid key for an unknown one.
     """
-    refuse_unknown_keys(values, kind, path="")
+    check_known_keys(values, kind, path="")
     try:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
         raise InvalidConfigError(f"configuration: {error}") from error
 
 
-def refuse_unknown_keys(
-    values: Mapping[str, Any], kind: type[msgspec.Struct], *, path: str
-) -> None:
+def check_known_keys(values: Mapping[str, Any], kind: type[msgspec.Struct], *, path: str) -> None:
     """Check the keys of ``values`` and of its nested mappings against the fields of ``kind``.
 
     Raises:
@@ -390,4 +388,4 @@ def refuse_unknown_keys(
         nested = fields[key]
         is_section = isinstance(nested, type) and issubclass(nested, msgspec.Struct)
         if is_section and isinstance(value, Mapping):
-            refuse_unknown_keys(value, nested, path=f"{path}{key}.")
+            check_known_keys(value, nested, path=f"{path}{key}.")

@@ -278,7 +278,7 @@ def test_a_search_is_limited_and_goes_on(server, client, page, monkeypatch):
 
 
 def test_a_spent_budget_reads_nothing(client):
-    """Neither of one partition nor of the others; the places stay where they are."""
+    """Neither of one partition nor of the others; the positions stay where they are."""
     client.create_stream("orders", partitions=2)
     for number in range(4):
         client.append("orders", b"x", partition=number % 2)
@@ -292,6 +292,6 @@ def test_a_spent_budget_reads_nothing(client):
     )
     began = time.monotonic()
     found = reader.newest({}, 10)
-    assert (found.records, found.places, found.is_cut) == ([], {0: 2, 1: 2}, True)
-    assert reader.oldest({0: 1}, 10).places == {0: 1, 1: 0}
+    assert (found.records, found.positions, found.is_cut) == ([], {0: 2, 1: 2}, True)
+    assert reader.oldest({0: 1}, 10).positions == {0: 1, 1: 0}
     assert time.monotonic() - began < 5

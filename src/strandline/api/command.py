@@ -13,7 +13,7 @@ from types import NoneType
 from typing import Any, Generic, TypeVar
 
 from strandline.api.required_permissions import Need
-from strandline.api.wire import MESSAGE_BYTES_MAX, decode, refuse_body
+from strandline.api.wire import MESSAGE_BYTES_MAX, check_no_body, decode
 
 Q = TypeVar("Q")
 A = TypeVar("A")
@@ -55,7 +55,7 @@ class AdminCommand(Generic[Q, A]):
         if self.parse is not None:
             return self.parse(body)
         if self.request is NoneType:
-            refuse_body(body, self.name)
+            check_no_body(body, self.name)
             return None  # type: ignore[return-value]  # Q is None
         return decode(body, self.request, what=self.name)
 

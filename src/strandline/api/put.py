@@ -150,7 +150,7 @@ def convert(column: pa.Array, name: str) -> pa.Array:
     if not column.type.equals(wanted):
         column = _converted(column, name)
     if name == "headers":
-        _refuse_null_values(column)
+        _check_header_values(column)
     return column
 
 
@@ -205,7 +205,7 @@ def _as_map(column: pa.Array, rejection: InvalidRecordError) -> pa.Array:
     return pa.MapArray.from_arrays(starts, names, values, mask=column.is_null())
 
 
-def _refuse_null_values(headers: pa.Array) -> None:
+def _check_header_values(headers: pa.Array) -> None:
     """Reject headers without a value.
 
     Raises:

@@ -83,7 +83,7 @@ def _decoder_of(kind: type[T]) -> msgspec.json.Decoder[T]:
     return decoder
 
 
-def refuse_body(body: bytes, action: str) -> None:
+def check_no_body(body: bytes, action: str) -> None:
     """Reject the body of an action that takes none.
 
     Raises:

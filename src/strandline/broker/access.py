@@ -134,7 +134,7 @@ class Access:
             raise UnavailableError(
                 f"the owner of producer id {producer_id} is not known to this broker yet; retry"
             )
-        self.judged(lambda *_: _refuse_producer(principal, producer_id))
+        self.judged(lambda *_: _reject_producer(principal, producer_id))
 
     def judged(self, decide: Callable[[Policy, int], T]) -> T:
         """Return the current policy's decision.
@@ -251,7 +251,7 @@ class Caller:
         return self.may(need.resource, *need.operations)
 
 
-def _refuse_producer(principal: Principal, producer_id: int) -> None:
+def _reject_producer(principal: Principal, producer_id: int) -> None:
     raise NotAllowedError(
         f"producer id {producer_id} was not given to {principal}: ask the broker for one "
         "(new_producer), or begin a transaction, and write under that"

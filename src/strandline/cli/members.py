@@ -34,7 +34,7 @@ def read_members(
             "cluster with fewer, and add the others with 'strandline cluster add'"
         )
     for found in (hosts, peer_of):
-        _refuse_mixed(found)
+        _check_hosts(found)
     for number, host in peer_of.items():
         if not is_ip(host):
             raise InvalidRequestError(
@@ -87,7 +87,7 @@ def _host(text: str) -> str:
     return host
 
 
-def _refuse_mixed(hosts: dict[int, str]) -> None:
+def _check_hosts(hosts: dict[int, str]) -> None:
     """Reject a loopback address beside brokers on other machines."""
     local = [number for number, host in hosts.items() if is_local(host)]
     if local and len(local) < len(hosts):

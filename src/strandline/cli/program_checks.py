@@ -94,9 +94,9 @@ def check_spark(_: BrokerConfig) -> Iterator[CheckFinding]:
         yield warning("Java", "not found; only Spark needs it", failure.message)
     if importlib.util.find_spec("pyspark") is None:
         return
-    from strandline.spark.releases import refuse_old_spark
+    from strandline.spark.releases import check_spark_version
 
     try:
-        refuse_old_spark()
+        check_spark_version()
     except StrandlineError as failure:
         yield warning("PySpark", importlib.metadata.version("pyspark"), failure.message)

@@ -203,7 +203,7 @@ def translated(settings: Mapping[str, Any]) -> Values:
     _put(found, "grpc.cursor_partitions", 0)
     _put(found, "grpc.streams.retention_age_ms", duration_ms("168h"))
     _listen(found, settings)
-    _refuse_two_servers(settings)
+    _check_one_server(settings)
     for key, value in settings.items():
         _refuse(key, value)
         if key not in _TAKEN:
@@ -251,7 +251,7 @@ def _listen(found: Values, settings: Mapping[str, Any]) -> None:
     _put(found, "grpc.port", port)
 
 
-def _refuse_two_servers(settings: Mapping[str, Any]) -> None:
+def _check_one_server(settings: Mapping[str, Any]) -> None:
     """Reject an embedded nats-server beside external ones: publishers could use either."""
     if _is_on(settings, "nats.embedded") and settings.get("nats.servers"):
         raise InvalidConfigError(

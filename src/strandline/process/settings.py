@@ -21,8 +21,8 @@ from strandline.config import (
     BrokerConfig,
     ClusterConfig,
     TlsConfig,
+    check_known_keys,
     decode_config,
-    refuse_unknown_keys,
 )
 from strandline.errors import InvalidConfigError
 from strandline.security.principal import check_user_name
@@ -72,7 +72,7 @@ def load_settings(
     _merge(values, read_environment(environ))
     _merge(values, _checked(_without_none(overrides), "flags"))
     config = decode_config(values, BrokerConfig)
-    _refuse_impossible(config)
+    _check_values(config)
     return config
 
 
@@ -171,7 +171,7 @@ def _typed(keys: list[str], text: str, variable: str) -> Any:
         if key not in fields:
             path = ".".join(keys[:depth]) + "." if depth else ""
             try:
-                refuse_unknown_keys({key: text}, kind, path=path)
+                check_known_keys({key: text}, kind, path=path)
             except InvalidConfigError as error:
                 raise InvalidConfigError(f"{variable}: {error.message}") from error
         kind = fields[key]
@@ -218,7 +218,7 @@ def _is_section(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
-def _refuse_impossible(config: BrokerConfig) -> None:
+def _check_values(config: BrokerConfig) -> None:
     """Reject values that are out of range or contradict each other."""
     taken: dict[int, str] = {}
     ports = {
@@ -244,9 +244,9 @@ def _refuse_impossible(config: BrokerConfig) -> None:
                 raise InvalidConfigError(f"{key} is {value}; it must be at least {lowest}")
             if value > NUMBER_MAX:
                 raise InvalidConfigError(f"{key} is {value}; it must be at most {NUMBER_MAX}")
-    _refuse_half_tls(config.tls)
-    _refuse_open_auth(config.auth, config)
-    _refuse_impossible_cluster(config.cluster)
+    _check_tls(config.tls)
+    _check_auth(config.auth, config)
+    _check_cluster(config.cluster)
     if not config.host:
         raise InvalidConfigError("host is empty; 0.0.0.0 listens on every address of this machine")
     if not config.data_dir:
@@ -261,7 +261,7 @@ def _refuse_impossible(config: BrokerConfig) -> None:
         raise InvalidConfigError("limits.record_bytes exceeds limits.batch_bytes; raise the latter")
 
 
-def _refuse_half_tls(tls: TlsConfig) -> None:
+def _check_tls(tls: TlsConfig) -> None:
     """Reject TLS settings that would use clear text by mistake or leave clients unverified."""
     if bool(tls.certificate) != bool(tls.key):
         raise InvalidConfigError("TLS needs both tls.certificate and tls.key")
@@ -272,7 +272,7 @@ def _refuse_half_tls(tls: TlsConfig) -> None:
         )
 
 
-def _refuse_open_auth(auth: AuthConfig, config: BrokerConfig) -> None:
+def _check_auth(auth: AuthConfig, config: BrokerConfig) -> None:
     """Reject access control settings that check nothing, or that lock out every administrator."""
     has_token = bool(auth.admin_token or auth.admin_token_file)
     if not auth.enabled:
@@ -306,10 +306,10 @@ def _refuse_open_auth(auth: AuthConfig, config: BrokerConfig) -> None:
             f"{key} is {open_host!r} and there is no TLS: tokens would travel in clear text; set "
             "tls.certificate and tls.key"
         )
-    _refuse_open_peers(config)
+    _check_peer_tls(config)
 
 
-def _refuse_open_peers(config: BrokerConfig) -> None:
+def _check_peer_tls(config: BrokerConfig) -> None:
     """Reject a peer link without TLS where it is reachable: it checks only the cluster's name."""
     cluster, host = config.cluster, config.peer_host
     if cluster.is_on and not cluster.tls_certificate and not _is_loopback(host):
@@ -327,7 +327,7 @@ def _is_loopback(host: str) -> bool:
         return False  # a name may resolve to any address
 
 
-def _refuse_impossible_cluster(cluster: ClusterConfig) -> None:
+def _check_cluster(cluster: ClusterConfig) -> None:
     """Reject cluster settings that are missing or contradict each other."""
     if not cluster.is_on:
         if cluster.peers or cluster.name or cluster.broker_id < 0:

@@ -212,7 +212,7 @@ class Forwarder:
             expects: whether the stream checks expected offsets.
             expected: the expected offset; None: the next one.
         """
-        rejection = self._refuse_reason(record.partition)
+        rejection = self._rejection(record.partition)
         if rejection is not None:
             self._reject(record.partition, rejection, sink=ack_sink, token=token)
             return
@@ -247,7 +247,7 @@ class Forwarder:
     ) -> None:
         self._broker.admission.reject(error, sink, token, stream=name.stream)
 
-    def _refuse_reason(self, partition: PartitionName) -> StrandlineError | None:
+    def _rejection(self, partition: PartitionName) -> StrandlineError | None:
         """Return why a record is rejected here, before its leader would; None to forward it."""
         if self.fullness >= 1:
             return UnavailableError(

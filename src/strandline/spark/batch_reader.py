@@ -19,12 +19,12 @@ from strandline.spark.planning import (
     OffsetRange,
     Offsets,
     StreamExtent,
+    check_known_partitions,
+    check_same_stream,
     ending_offsets,
     high_watermarks,
     identities,
     plan_ranges,
-    refuse_other_stream,
-    refuse_unknown_partitions,
     starting_offsets,
 )
 from strandline.spark.worker import settle
@@ -71,7 +71,7 @@ class StreamSliceReader(DataSourceReader):
 def first_offsets(options: ReadOptions, state: StreamExtent) -> Offsets:
     """Return the offsets at which a new read starts."""
     if options.identity is not None:
-        refuse_other_stream({IDENTITY: options.identity}, state)
+        check_same_stream({IDENTITY: options.identity}, state)
     first = starting_offsets(state.partitions, options)
     return first | times_to_offsets(options, state, name="startingTimestamp")
 
@@ -85,7 +85,7 @@ def times_to_offsets(options: ReadOptions, state: StreamExtent, *, name: str) ->
     is_start = name == "startingTimestamp"
     times_ns = options.starting_times_ns if is_start else options.ending_times_ns
     if isinstance(times_ns, dict):
-        refuse_unknown_partitions(state.partitions, times_ns, name=name)
+        check_known_partitions(state.partitions, times_ns, name=name)
     if times_ns is None:
         return {}
     partitions = [each.partition for each in state.partitions]

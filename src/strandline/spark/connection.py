@@ -266,7 +266,7 @@ def read_range(
     retry, parent = RetryDeadline(options.retry_timeout_ms / 1e3), os.getppid()
     while left.start < left.stop:
         # Checked after each reconnect: the stream may have been recreated meanwhile.
-        _refuse_recreated(options, identity)
+        _check_not_recreated(options, identity)
         try:
             for batch in _open(options, left, columns=asked):
                 if batch.num_rows:
@@ -282,7 +282,7 @@ def read_range(
         else:
             break
     if records < wanted.records_max:
-        _refuse_short_read(options, wanted, records=records)
+        _check_complete(options, wanted, records=records)
 
 
 def read_rows(
@@ -322,7 +322,7 @@ def stored_offsets(options: ReadOptions, wanted: OffsetRange) -> tuple[int, int,
     return rows, total, stream_state(lenient)
 
 
-def _refuse_recreated(options: ReadOptions, identity: str) -> None:
+def _check_not_recreated(options: ReadOptions, identity: str) -> None:
     """Check that a range's offsets belong to the current stream.
 
     Raises:
@@ -386,7 +386,7 @@ def _is_lost(left: OffsetRange, state: PartitionExtent) -> bool:
     return left.start < state.log_start_offset or left.stop > state.end_max
 
 
-def _refuse_short_read(options: ReadOptions, wanted: OffsetRange, *, records: int) -> None:
+def _check_complete(options: ReadOptions, wanted: OffsetRange, *, records: int) -> None:
     """Check that missing records were not deleted.
 
     Raises:

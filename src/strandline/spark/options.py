@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 from strandline.errors import InvalidConfigError
 from strandline.types import PartitionName
+from strandline.values.schema import ValueFormat
 
 STREAM_FORMAT = "strandline"
 TABLE_FORMAT = "strandline-table"
@@ -121,7 +122,6 @@ _ELSEWHERE = {
 }
 """Options of Kafka's source and others, which are not misspellings of ours."""
 TableFormat = Literal["parquet", "delta", "iceberg"]
-ValueFormat = Literal["raw", "json", "avro", "arrow"]
 PartitionBy = Literal["stream", "column"]
 """Whether a row's partition follows from its key or subject, or from a column."""
 Delivery = Literal["exactlyOnce", "atLeastOnce"]
@@ -254,7 +254,7 @@ class _OptionReader:
     def __post_init__(self) -> None:
         object.__setattr__(self, "lowered", {k.lower(): v for k, v in self.values.items()})
 
-    def refuse_unknown(self, known: tuple[str, ...], source: str) -> None:
+    def check_option_names(self, known: tuple[str, ...], source: str) -> None:
         """Check that every name is ours or Spark's.
 
         Args:
@@ -338,7 +338,7 @@ def parse_read_options(values: Mapping[str, str], *, streaming: bool | None) -> 
         InvalidConfigError: naming the option that is missing, misspelt or invalid.
     """
     options = _OptionReader(values)
-    options.refuse_unknown(READ_OPTIONS, STREAM_FORMAT)
+    options.check_option_names(READ_OPTIONS, STREAM_FORMAT)
     for name in ("endingOffsets", "endingTimestamp"):
         if streaming and options.text(name):
             raise InvalidConfigError(
@@ -399,7 +399,7 @@ def parse_write_options(values: Mapping[str, str]) -> WriteOptions:
         InvalidConfigError: naming the option that is missing, misspelt or invalid.
     """
     options = _OptionReader(values)
-    options.refuse_unknown(WRITE_OPTIONS, STREAM_FORMAT)
+    options.check_option_names(WRITE_OPTIONS, STREAM_FORMAT)
     retry = options.count("retryTimeoutMs", at_least=0)
     return WriteOptions(
         server=options.server(),
@@ -421,7 +421,7 @@ def parse_table_options(values: Mapping[str, str]) -> TableOptions:
         InvalidConfigError: naming the option that is missing, misspelt or invalid.
     """
     options = _OptionReader(values)
-    options.refuse_unknown(TABLE_OPTIONS, TABLE_FORMAT)
+    options.check_option_names(TABLE_OPTIONS, TABLE_FORMAT)
     age = options.count("garbageAgeMs", at_least=0)
     snapshots = options.count("snapshotAgeMs", at_least=0)
     table_format: TableFormat = options.choice("tableFormat", get_args(TableFormat))

@@ -185,7 +185,7 @@ def beginning_of(
     return offsets_of(json.loads(str(began_at)) | {IDENTITY: end[IDENTITY]}, options)
 
 
-def refuse_other_stream(encoded: Mapping[str, int | str], state: StreamExtent) -> None:
+def check_same_stream(encoded: Mapping[str, int | str], state: StreamExtent) -> None:
     """Check that a checkpoint's offsets belong to the current streams, which may be more.
 
     Raises:
@@ -203,7 +203,7 @@ def refuse_other_stream(encoded: Mapping[str, int | str], state: StreamExtent) -
             )
 
 
-def refuse_other_output(encoded: Mapping[str, int | str], output: str | None) -> None:
+def check_same_output(encoded: Mapping[str, int | str], output: str | None) -> None:
     """Check that a checkpoint belongs to this output.
 
     Raises:
@@ -276,7 +276,7 @@ def resolve_offsets(states: Sequence[PartitionExtent], spec: OffsetSpec, *, name
         UnknownPartitionError: the user's offsets name a partition that does not exist.
     """
     if isinstance(spec, dict):
-        refuse_unknown_partitions(states, spec, name=name)
+        check_known_partitions(states, spec, name=name)
     unnamed = "earliest" if name == "startingOffsets" else "latest"
     found: Offsets = {}
     for state in sorted(states, key=lambda state: state.partition):
@@ -290,7 +290,7 @@ def resolve_offsets(states: Sequence[PartitionExtent], spec: OffsetSpec, *, name
     return found
 
 
-def refuse_unknown_partitions(
+def check_known_partitions(
     states: Sequence[PartitionExtent], named: Iterable[PartitionKey], *, name: str
 ) -> None:
     """Check that an option names only partitions that there are.
@@ -353,7 +353,7 @@ def available_end(
     return end
 
 
-def refuse_data_loss(state: PartitionExtent, start: int) -> None:
+def check_records_exist(state: PartitionExtent, start: int) -> None:
     """Check that the records from ``start`` on still exist.
 
     Raises:
@@ -468,7 +468,7 @@ def _checked_start(state: PartitionExtent, start: int, options: ReadOptions) -> 
 def _check_data_loss(state: PartitionExtent, start: int, options: ReadOptions) -> None:
     """Reject to continue without lost records, or log that they are lost."""
     if options.fail_on_data_loss:
-        refuse_data_loss(state, start)
+        check_records_exist(state, start)
     elif start < state.log_start_offset:
         logger.warning(
             "records %d to %d of partition %d were deleted before they were read: going on "

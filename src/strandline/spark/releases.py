@@ -11,7 +11,7 @@ from strandline.errors import InvalidConfigError
 _OLDEST = (4, 2)
 
 
-def refuse_old_spark() -> None:
+def check_spark_version() -> None:
     """Check that this Spark supports Python data sources as needed.
 
     Raises:

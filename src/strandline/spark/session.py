@@ -26,7 +26,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 from strandline.errors import UnavailableError
 from strandline.spark.java import use_java
-from strandline.spark.releases import refuse_old_spark
+from strandline.spark.releases import check_spark_version
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ def spark_session(
         InvalidConfigError: this PySpark is too old.
         UnavailableError: no Java 17 or later was found, or Spark does not start.
     """
-    refuse_old_spark()
+    check_spark_version()
     use_java()
     # Sources run in this Python on driver and executors: Spark 4.3 reads only the driver's
     # environment, PYSPARK_DRIVER_PYTHON first.

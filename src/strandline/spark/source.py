@@ -23,7 +23,7 @@ from pyspark.sql.types import (
 
 from strandline.errors import InvalidConfigError
 from strandline.spark.options import ReadOptions, origin_metadata
-from strandline.spark.releases import refuse_old_spark
+from strandline.spark.releases import check_spark_version
 
 if TYPE_CHECKING:
     from strandline.spark.batch_reader import StreamSliceReader
@@ -48,7 +48,7 @@ class StrandlineSource(DataSource):
     """Reads records of a stream, and appends rows to one; ``docs/spark.md`` lists the options."""
 
     def __init__(self, options: dict[str, str]) -> None:
-        refuse_old_spark()
+        check_spark_version()
         super().__init__(options)
 
     @classmethod
@@ -112,7 +112,7 @@ class StrandlineSource(DataSource):
         from strandline.spark.options import parse_write_options
         from strandline.spark.writer import BatchAppendWriter
 
-        refuse_overwrite(overwrite=overwrite)
+        reject_overwrite(overwrite=overwrite)
         return BatchAppendWriter(parse_write_options(self.options), schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> "StreamAppendWriter":  # noqa: N802, FBT001 -- Spark's signature
@@ -124,7 +124,7 @@ class StrandlineSource(DataSource):
         from strandline.spark.options import parse_write_options
         from strandline.spark.writer import StreamAppendWriter
 
-        refuse_overwrite(overwrite=overwrite)
+        reject_overwrite(overwrite=overwrite)
         return StreamAppendWriter(parse_write_options(self.options), schema)
 
 
@@ -164,7 +164,7 @@ def check_columns(schema: StructType) -> None:
             raise InvalidConfigError(f"column '{field.name}' is asked for twice")
 
 
-def refuse_overwrite(*, overwrite: bool) -> None:
+def reject_overwrite(*, overwrite: bool) -> None:
     """Reject to replace records.
 
     Raises:

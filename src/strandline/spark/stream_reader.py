@@ -33,14 +33,14 @@ from strandline.spark.planning import (
     StreamExtent,
     available_end,
     beginning_of,
+    check_same_output,
+    check_same_stream,
     encode_offsets,
     high_watermarks,
     limit_bytes,
     limit_records,
     offsets_of,
     plan_ranges,
-    refuse_other_output,
-    refuse_other_stream,
     waiting_bytes,
     with_added,
 )
@@ -175,8 +175,8 @@ class StreamFollowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _state_for(self, encoded: EncodedOffsets) -> StreamExtent:
         """Return the state of the streams that a checkpoint's offsets belong to."""
         state = stream_state(self.options)
-        refuse_other_stream(encoded, state)
-        refuse_other_output(encoded, self.options.output)
+        check_same_stream(encoded, state)
+        check_same_output(encoded, self.options.output)
         return state
 
     def _is_too_little(self, begin: Offsets, end: Offsets, state: StreamExtent) -> bool:

@@ -48,9 +48,9 @@ from strandline.spark.table_log import (
 from strandline.spark.table_store import (
     Loaded,
     TableStore,
+    check_has_records,
     failure_kind,
     reason_of,
-    refuse_without_records,
 )
 
 STATE_KEY = "strandline.state"
@@ -120,7 +120,7 @@ class DeltaStore(TableStore):
             if table.version() == version:
                 return Loaded(state, table)
 
-    def refuse_other_kind(self, schema: pa.Schema | None) -> None:
+    def check_kind(self, schema: pa.Schema | None) -> None:
         """Check that there is no table of plain files, nor a foreign Delta table of other columns.
 
         The state of our own table has its columns.
@@ -133,17 +133,17 @@ class DeltaStore(TableStore):
         state, table = self.load()
         if table is None or schema is None:
             return
-        _refuse_unwritable(table, Schema.from_arrow(schema) if state else table.schema())
+        _check_writable(table, Schema.from_arrow(schema) if state else table.schema())
         if state is None:
-            _refuse_foreign(table, schema)
+            _check_foreign_columns(table, schema)
 
     def publish(self, after: Loaded, state: TableState, proposal: Proposal) -> bool:
         """Append the files to the version after the one that was loaded."""
         schema = Schema.from_arrow(decode_schema(state.arrow_schema))
         if after.at is not None:
-            _refuse_unwritable(after.at, schema)
+            _check_writable(after.at, schema)
             schema = after.at.schema()
-        self.directory.refuse_missing(proposal.files)
+        self.directory.check_files_exist(proposal.files)
         named = [staged_name(file) for file in proposal.files]
         self.directory.place(named)
         added = [_add_action(file, is_change=not proposal.replaces) for file in named]
@@ -302,7 +302,7 @@ def _milliseconds(text: str) -> float | None:
     return None if moment.tzinfo is None else moment.timestamp() * 1000
 
 
-def _refuse_unwritable(table: DeltaTable, ours: Schema) -> None:
+def _check_writable(table: DeltaTable, ours: Schema) -> None:
     """Check that a table allows an append of rows of these columns.
 
     Raises:
@@ -338,7 +338,7 @@ def _refuse_unwritable(table: DeltaTable, ours: Schema) -> None:
             )
 
 
-def _refuse_foreign(table: DeltaTable, schema: pa.Schema) -> None:
+def _check_foreign_columns(table: DeltaTable, schema: pa.Schema) -> None:
     """Check that the rows have exactly the columns of a foreign Delta table."""
     columns = table.schema()
     if columns != Schema.from_arrow(schema):
@@ -371,7 +371,7 @@ def _state_by_transactions(table: DeltaTable) -> TableState | None:
         offsets={p: offset for p, offset in found.items() if offset is not None},
     )
     # A RESTORE leaves the application transactions as they are.
-    refuse_without_records(table.table_uri, state, partial(_has_record, table))
+    check_has_records(table.table_uri, state, partial(_has_record, table))
     return state
 
 

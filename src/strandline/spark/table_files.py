@@ -61,7 +61,7 @@ class TableFiles(TableStore):
             directory = LocalDirectory(local_path(directory))
         super().__init__(directory)
 
-    def refuse_other_kind(self, schema: pa.Schema | None = None) -> None:
+    def check_kind(self, schema: pa.Schema | None = None) -> None:
         """Check that the directory is a table of plain files, or may become one."""
         del schema  # the manifests have the table's
         names = self.directory.names("")
@@ -86,7 +86,7 @@ class TableFiles(TableStore):
         Raises:
             InvalidRequestError: the directory holds other files.
         """
-        self.refuse_other_kind()
+        self.check_kind()
         self.directory.create(COMMITS)
 
     def sequences(self) -> list[int]:
@@ -137,7 +137,7 @@ class TableFiles(TableStore):
 
     def publish(self, after: Loaded, state: TableState, proposal: Proposal) -> bool:
         """Write the manifest of ``state`` under its number, which must be free."""
-        self.directory.refuse_missing(proposal.files)
+        self.directory.check_files_exist(proposal.files)
         named = [
             staged_name(file) if self.directory.in_place else numbered(file, state.sequence, i)
             for i, file in enumerate(proposal.files)

@@ -32,7 +32,7 @@ class GapExplainer:
     """
 
     def __init__(self, options: TableOptions, schema: StructType) -> None:
-        _refuse_several(options, schema)
+        _check_one_stream(options, schema)
         self._stream = _origin(options, schema)
 
     def explain(self, last: TableState | None, proposal: Proposal) -> Proposal:
@@ -60,7 +60,7 @@ def _origin(options: TableOptions, schema: StructType) -> ReadOptions | None:
     return None
 
 
-def _refuse_several(options: TableOptions, schema: StructType) -> None:
+def _check_one_stream(options: TableOptions, schema: StructType) -> None:
     """Check that offsets are of one stream, whose partitions the table's state names.
 
     Raises:

@@ -47,9 +47,9 @@ from strandline.spark.table_store import (
     MissingTableError,
     TableDirectory,
     TableStore,
+    check_has_records,
     failure_kind,
     reason_of,
-    refuse_without_records,
 )
 
 STATE_KEY = "strandline.state"
@@ -103,8 +103,8 @@ class IcebergStore(TableStore):
             with contextlib.suppress(CommitFailedException), table.transaction() as transaction:
                 transaction.set_properties({_RETRIES_KEY: "0"})
             return False
-        _refuse_unwritable(table, decode_schema(state.arrow_schema))
-        self.directory.refuse_missing(proposal.files)
+        _check_writable(table, decode_schema(state.arrow_schema))
+        self.directory.check_files_exist(proposal.files)
         named = [staged_name(file) for file in proposal.files]
         self.directory.place(named)
         paths = [self.directory.uri(file) for file in named]
@@ -226,7 +226,7 @@ def prepare_iceberg(
         table = opened.create_table_if_not_exists(
             name, schema=schema, properties={_RETRIES_KEY: "0"}
         )
-    _refuse_unwritable(table, schema)
+    _check_writable(table, schema)
 
 
 def _namespace_of(name: str) -> str:
@@ -296,7 +296,7 @@ def _current_state(table: Table, state: TableState) -> TableState:
         at = known[at].parent_snapshot_id
     # No remaining ancestor has our state: either our snapshot expired ...
     if not any(_is_commit(each, state.sequence) for each in known.values()):
-        refuse_without_records(".".join(table.name()), state, partial(_has_record, table))
+        check_has_records(".".join(table.name()), state, partial(_has_record, table))
         return state
     # ... or the current snapshot does not descend from it.
     raise InvalidRequestError(
@@ -325,7 +325,7 @@ def _is_commit(snapshot: Snapshot, sequence: int) -> bool:
     return found == str(sequence)
 
 
-def _refuse_unwritable(table: Table, ours: pa.Schema) -> None:
+def _check_writable(table: Table, ours: pa.Schema) -> None:
     """Check that rows can be added to a table that others may have changed.
 
     Raises:

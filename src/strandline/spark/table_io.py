@@ -26,7 +26,6 @@ from pyspark.sql.types import StructType
 
 from strandline.errors import InvalidConfigError, UnavailableError
 from strandline.spark.arrow import SparkCast, sized_batches
-from strandline.spark.decode import decoded_schema, refuse_case_twins
 from strandline.spark.options import TableOptions
 from strandline.spark.publication import Part, publish
 from strandline.spark.table import commit, committed_files, committed_schema
@@ -36,8 +35,9 @@ from strandline.spark.table_log import Proposal, decide, encode_schema, merge_ra
 from strandline.spark.table_open import directory_of, open_store
 from strandline.spark.table_stage import FileSettings, StagedRows, stage, tracks_offsets
 from strandline.spark.table_store import usable
-from strandline.spark.table_values import Decoding, check_decoding, refuse_unkept, value_schema
+from strandline.spark.table_values import Decoding, check_decoding, check_storable, value_schema
 from strandline.spark.worker import micro_batch, settle
+from strandline.values.decode import check_distinct_names, decoded_schema
 
 logger = logging.getLogger(__name__)
 
@@ -67,12 +67,12 @@ class TableCommitter:
 
     def __init__(self, options: TableOptions, schema: StructType) -> None:
         self.options = options
-        refuse_unkept(schema, options.table_format)
+        check_storable(schema, options.table_format)
         self.records = table_schema(schema)
         check_decoding(self.records, options)
         values = value_schema(options)
         self.schema = self.records if values is None else decoded_schema(self.records, values)
-        refuse_case_twins(self.schema)
+        check_distinct_names(self.schema)
         self.store = open_store(options, self.schema)
         self.gaps = GapExplainer(options, schema)
 

@@ -152,10 +152,10 @@ def decide(
     assert last is None or proposal.files or proposal.ranges, "an empty batch needs no commit"
     ranges = proposal.ranges
     if last is not None:
-        refuse_other_stream(last, proposal.stream)
+        check_same_stream(last, proposal.stream)
         if _is_replay(last, proposal):
             return "already committed"
-        _refuse_other_shape(last, proposal)
+        _check_same_schema(last, proposal)
     elif proposal.batch > 0 and proposal.stream is not None:
         raise InvalidRequestError(
             f"there is no table, but batch {proposal.batch} of {proposal.stream} is not the load's "
@@ -164,9 +164,9 @@ def decide(
         )
     offsets = dict(last.offsets) if last else {}
     for partition, found in sorted(ranges.items()):
-        _refuse_repeated(partition, found, offsets.get(partition))
+        _check_not_repeated(partition, found, offsets.get(partition))
     for partition, span in unexplained(last, proposal).items():
-        _refuse_hole(partition, span, proposal)
+        _check_no_hole(partition, span, proposal)
     offsets |= {partition: found.stop for partition, found in ranges.items()}
     batch = LastBatch(batch=proposal.batch, rows=proposal.rows, ranges=ranges)
     transactions = dict(last.transactions) if last else {}
@@ -201,7 +201,7 @@ def unexplained(last: TableState | None, proposal: Proposal) -> dict[int, tuple[
     return spans
 
 
-def refuse_other_stream(state: TableState, stream: str | None) -> None:
+def check_same_stream(state: TableState, stream: str | None) -> None:
     """Check that a table's offsets are those of a stream.
 
     Args:
@@ -358,7 +358,7 @@ def _is_replay(last: TableState, proposal: Proposal) -> bool:
     return True
 
 
-def _refuse_other_shape(last: TableState, proposal: Proposal) -> None:
+def _check_same_schema(last: TableState, proposal: Proposal) -> None:
     # Compared as schemas: two versions of pyarrow may write one schema as different bytes.
     wanted, given = (decode_schema(data) for data in (last.arrow_schema, proposal.arrow_schema))
     if not given.equals(wanted):
@@ -370,7 +370,7 @@ def _refuse_other_shape(last: TableState, proposal: Proposal) -> None:
         raise InvalidRequestError("the table's columns partition and offset changed their meaning")
 
 
-def _refuse_repeated(partition: int, found: RangeSummary, committed: int | None) -> None:
+def _check_not_repeated(partition: int, found: RangeSummary, committed: int | None) -> None:
     """Check that a range begins where the table ends, or later."""
     if committed is not None and found.start < committed:
         raise InvalidRequestError(
@@ -380,7 +380,7 @@ def _refuse_repeated(partition: int, found: RangeSummary, committed: int | None)
         )
 
 
-def _refuse_hole(partition: int, span: tuple[int, int], proposal: Proposal) -> None:
+def _check_no_hole(partition: int, span: tuple[int, int], proposal: Proposal) -> None:
     """Check that the stream has no records at missing offsets.
 
     Args:

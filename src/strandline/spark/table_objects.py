@@ -181,7 +181,7 @@ class ObjectDirectory(TableDirectory):
     def place(self, files: Sequence[DataFile]) -> None:
         """Do nothing: the files are in their place."""
 
-    def refuse_missing(self, files: Sequence[DataFile]) -> None:
+    def check_files_exist(self, files: Sequence[DataFile]) -> None:
         """Compare sizes."""
         for file in files:
             name = self._data + file.staged

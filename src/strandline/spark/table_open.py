@@ -29,7 +29,7 @@ def open_store(options: TableOptions, schema: pa.Schema) -> TableStore:
         iceberg = _library("strandline.spark.table_iceberg", "pyiceberg")
         iceberg.prepare_iceberg(options.path, schema=schema, **where)
     store = existing_store(options.path, table_format=options.table_format, **where)
-    store.refuse_other_kind(schema)
+    store.check_kind(schema)
     return store
 
 

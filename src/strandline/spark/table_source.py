@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
-from strandline.spark.releases import refuse_old_spark
-from strandline.spark.source import refuse_overwrite
+from strandline.spark.releases import check_spark_version
+from strandline.spark.source import reject_overwrite
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -24,7 +24,7 @@ class StrandlineTable(DataSource):
     """Commits rows once into a directory of Parquet files, and reads what is committed."""
 
     def __init__(self, options: dict[str, str]) -> None:
-        refuse_old_spark()
+        check_spark_version()
         super().__init__(options)
 
     @classmethod
@@ -58,7 +58,7 @@ class StrandlineTable(DataSource):
         from strandline.spark.options import parse_table_options
         from strandline.spark.table_io import BatchTableWriter
 
-        refuse_overwrite(overwrite=overwrite)
+        reject_overwrite(overwrite=overwrite)
         return BatchTableWriter(parse_table_options(self.options), schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> "StreamTableWriter":  # noqa: N802, FBT001 -- Spark's signature
@@ -66,7 +66,7 @@ class StrandlineTable(DataSource):
         from strandline.spark.options import parse_table_options
         from strandline.spark.table_io import StreamTableWriter
 
-        refuse_overwrite(overwrite=overwrite)
+        reject_overwrite(overwrite=overwrite)
         return StreamTableWriter(parse_table_options(self.options), schema)
 
 

@@ -31,8 +31,8 @@ from strandline.errors import (
     StrandlineError,
     UnavailableError,
 )
-from strandline.spark.decode import RECORD_PREFIX
 from strandline.spark.table_log import DataFile, LiveFile, Proposal, TableState, decode_schema
+from strandline.values.decode import RECORD_PREFIX
 
 META_DIRECTORY = "_strandline"
 COMMITS = f"{META_DIRECTORY}/commits"
@@ -92,7 +92,7 @@ class TableDirectory(ABC):
         """
 
     @abstractmethod
-    def refuse_missing(self, files: Sequence[DataFile]) -> None:
+    def check_files_exist(self, files: Sequence[DataFile]) -> None:
         """Check that staged files exist as written.
 
         Raises:
@@ -221,7 +221,7 @@ class LocalDirectory(TableDirectory):
         if linked_any:
             sync_directory(self.data)
 
-    def refuse_missing(self, files: Sequence[DataFile]) -> None:
+    def check_files_exist(self, files: Sequence[DataFile]) -> None:
         """Compare sizes."""
         for file in files:
             path = self.staging / file.staged
@@ -373,7 +373,7 @@ class TableStore(ABC):
     def expire(self, *, age_s: float) -> int:
         """Remove what no snapshot younger than this needs; return the number of data files."""
 
-    def refuse_other_kind(self, schema: pa.Schema | None) -> None:
+    def check_kind(self, schema: pa.Schema | None) -> None:
         """Check that rows may be written here; creates nothing.
 
         Args:
@@ -393,7 +393,7 @@ class TableStore(ABC):
         return self.directory.collect_garbage(age_s=age_s)
 
 
-def refuse_without_records(
+def check_has_records(
     name: str, state: TableState, has_record: Callable[[Mapping[str, int]], bool]
 ) -> None:
     """Check that a table has the records up to its offsets, where its log no longer says so.

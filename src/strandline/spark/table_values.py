@@ -24,12 +24,12 @@ from pyspark.sql.types import (
 
 from strandline.client.transactions.staged_write import StagedWrite
 from strandline.errors import InvalidConfigError, InvalidRecordError
-from strandline.spark.decode import record_columns, refuse_unreadable, value_decoder
 from strandline.spark.headers import ERROR, SOURCE_OFFSET, SOURCE_PARTITION, SOURCE_STREAM
 from strandline.spark.options import TableFormat, TableOptions
 from strandline.spark.publication import Part, begin_stage
 from strandline.spark.rows import Fingerprint
 from strandline.spark.table_stage import tracks_offsets
+from strandline.values.decode import check_decodable, record_columns, value_decoder
 
 _NOT_KEPT = (NullType, AnsiIntervalType, CalendarIntervalType)
 _RETRY_TIMEOUT_MS = 120_000
@@ -52,11 +52,11 @@ def value_schema(options: TableOptions) -> pa.Schema | None:
         raise InvalidConfigError(
             "option 'valueSchema' takes a Spark schema as JSON, as schema.json() writes it"
         ) from error
-    refuse_unkept(fields, options.table_format)
+    check_storable(fields, options.table_format)
     return to_arrow_schema(fields, timezone="UTC")
 
 
-def refuse_unkept(schema: StructType, table_format: TableFormat) -> None:
+def check_storable(schema: StructType, table_format: TableFormat) -> None:
     """Check that a table can store the types of all columns and nested fields.
 
     Raises:
@@ -64,10 +64,10 @@ def refuse_unkept(schema: StructType, table_format: TableFormat) -> None:
     """
     not_kept = _NOT_KEPT if table_format == "parquet" else (*_NOT_KEPT, TimeType)
     for field in schema.fields:
-        _refuse_unkept(field.name, field.dataType, not_kept)
+        _check_storable(field.name, field.dataType, not_kept)
 
 
-def _refuse_unkept(name: str, kind: DataType, not_kept: tuple[type[DataType], ...]) -> None:
+def _check_storable(name: str, kind: DataType, not_kept: tuple[type[DataType], ...]) -> None:
     if isinstance(kind, not_kept) or kind == StructType([]):
         raise InvalidConfigError(
             f"column '{name}' is {kind.simpleString()}, which the table cannot keep; CAST it to "
@@ -75,12 +75,12 @@ def _refuse_unkept(name: str, kind: DataType, not_kept: tuple[type[DataType], ..
         )
     if isinstance(kind, StructType):
         for field in kind.fields:
-            _refuse_unkept(f"{name}.{field.name}", field.dataType, not_kept)
+            _check_storable(f"{name}.{field.name}", field.dataType, not_kept)
     elif isinstance(kind, ArrayType):
-        _refuse_unkept(f"{name}.element", kind.elementType, not_kept)
+        _check_storable(f"{name}.element", kind.elementType, not_kept)
     elif isinstance(kind, MapType):
-        _refuse_unkept(f"{name}.key", kind.keyType, not_kept)
-        _refuse_unkept(f"{name}.value", kind.valueType, not_kept)
+        _check_storable(f"{name}.key", kind.keyType, not_kept)
+        _check_storable(f"{name}.value", kind.valueType, not_kept)
 
 
 def check_decoding(records: pa.Schema, options: TableOptions) -> None:
@@ -94,7 +94,7 @@ def check_decoding(records: pa.Schema, options: TableOptions) -> None:
     if schema is None:
         return
     if options.values == "json":
-        refuse_unreadable(schema)
+        check_decodable(schema)
     if "value" not in records.names or not pa.types.is_binary(records.field("value").type):
         raise InvalidConfigError(
             f"values can be decoded as {options.values} only where rows have a column 'value' of "

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from pyspark.sql.types import ArrayType, MapType, StringType, StructType
 
 from strandline.errors import InvalidConfigError, InvalidRecordError
-from strandline.spark.avro import arrow_schema_of
-from strandline.spark.decode import (
-    decoded_schema,
-    infer_json_schema,
-    refuse_case_twins,
-    value_decoder,
-)
 from strandline.spark.options import parse_table_options
 from strandline.spark.table_values import Decoding, check_decoding
+from strandline.values.avro import arrow_schema_of
+from strandline.values.decode import (
+    check_distinct_names,
+    decoded_schema,
+    infer_json_schema,
+    value_decoder,
+)
 
 from . import json_cases
 
@@ -446,7 +446,7 @@ def test_what_no_column_holds_without_loss_is_rejected(sample, message):
 
 def test_columns_that_differ_by_case_alone_are_rejected():
     """Also in structs within lists: such a table could not be opened."""
-    refuse_case_twins(pa.schema([("a", pa.struct([("b", pa.int64())])), ("b", pa.int64())]))
+    check_distinct_names(pa.schema([("a", pa.struct([("b", pa.int64())])), ("b", pa.int64())]))
     twins = pa.struct([("userId", pa.int64()), ("userid", pa.int64())])
     for schema, names in (
         (pa.schema(list(twins)), "'userId' and 'userid'"),
@@ -457,7 +457,7 @@ def test_columns_that_differ_by_case_alone_are_rejected():
         ),
     ):
         with pytest.raises(InvalidConfigError, match=f"{names} differ by case alone"):
-            refuse_case_twins(schema)
+            check_distinct_names(schema)
 
 
 def test_fields_without_a_value_are_left_out_and_named(caplog):

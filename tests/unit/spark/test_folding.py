@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from strandline.errors import InvalidConfigError, InvalidRecordError
 from strandline.spark.pipelines.aggregates import (
     AggregateState,
+    check_argument_types,
+    check_same_columns,
     decode_state,
     definition_of,
     encode_state,
     fold,
     next_offsets,
     parse_folds,
-    refuse_other_columns,
-    refuse_types,
 )
 from strandline.spark.pipelines.clean import is_new
 from strandline.spark.pipelines.sources import source_of
@@ -88,17 +88,19 @@ def test_what_a_state_cannot_hold_is_rejected(column, kind):
     back as a text that nothing can be added to or compared with.
     """
     with pytest.raises(InvalidConfigError, match=r"column 'c'.*CAST"):
-        refuse_types(parse_folds({"c": column}), {"c": kind})
+        check_argument_types(parse_folds({"c": column}), {"c": kind})
 
 
 def test_what_a_state_can_hold_passes():
     """Numbers for all functions, texts for comparisons, other values as their text."""
     for kind in ("int", "bigint", "float", "double"):
-        refuse_types(FOLDS, dict.fromkeys(("n", "total", "low", "high", "newest"), kind))
-    refuse_types(parse_folds({"a": "min(x)", "b": "last(x)"}), {"a": "string", "b": "string"})
-    refuse_types(parse_folds({"c": "last(x)"}), {"c": "timestamp"})
-    refuse_types(parse_folds({"c": "last(x)"}), {"c": "decimal(10,2)"})
-    refuse_types(parse_folds({"c": "count()"}), {"c": "void"})
+        check_argument_types(FOLDS, dict.fromkeys(("n", "total", "low", "high", "newest"), kind))
+    check_argument_types(
+        parse_folds({"a": "min(x)", "b": "last(x)"}), {"a": "string", "b": "string"}
+    )
+    check_argument_types(parse_folds({"c": "last(x)"}), {"c": "timestamp"})
+    check_argument_types(parse_folds({"c": "last(x)"}), {"c": "decimal(10,2)"})
+    check_argument_types(parse_folds({"c": "count()"}), {"c": "void"})
 
 
 def test_a_record_is_folded_once():
@@ -114,15 +116,15 @@ def test_states_of_other_columns_are_rejected():
     made = definition_of("key", columns)
     state = AggregateState(values={"a": "text", "b": 1}, offsets={0: 7}, definition=made)
     with pytest.raises(InvalidConfigError, match="columns are a, but the states in s have a, b"):
-        refuse_other_columns(parse_folds({"a": "last(x)"}), [state], into="s", definition="")
+        check_same_columns(parse_folds({"a": "last(x)"}), [state], into="s", definition="")
     again = decode_state(encode_state(state), where="s")
-    refuse_other_columns(parse_folds(columns), [again], into="s", definition=made)
+    check_same_columns(parse_folds(columns), [again], into="s", definition=made)
     same = definition_of(" key", {"a": " last(x)", "b": "count()"})
-    refuse_other_columns(parse_folds(columns), [again], into="s", definition=same)
+    check_same_columns(parse_folds(columns), [again], into="s", definition=same)
     for key, other in (("k", columns), ("key", columns | {"a": "max(x)"})):
         new = definition_of(key, other)
         with pytest.raises(InvalidConfigError, match="made with another key, or other functions"):
-            refuse_other_columns(parse_folds(other), [again], into="s", definition=new)
+            check_same_columns(parse_folds(other), [again], into="s", definition=new)
     with pytest.raises(InvalidConfigError, match=r"'a': sum\(\) of 1 and 'text'.*another stream"):
         fold(state, parse_folds({"a": "sum(x)"}), {"a": 1}, place=(0, 8))
 

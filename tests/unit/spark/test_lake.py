@@ -276,7 +276,7 @@ def test_a_delta_commit_that_fails_without_a_race_is_not_tried_again(tmp_path, m
     assert lake.commit(lake.propose(rows(0, 0, 3)))
     staged, store = lake.propose(rows(0, 3, 5), batch=1), lake.store()
     track_rows(DeltaTable(lake.path))
-    monkeypatch.setattr("strandline.spark.table_delta._refuse_unwritable", lambda *_: None)
+    monkeypatch.setattr("strandline.spark.table_delta._check_writable", lambda *_: None)
     with pytest.raises(UnavailableError):
         commit(store, staged, garbage_age_ms=DAY_MS)
 

@@ -7,7 +7,7 @@ from strandline.errors import InvalidConfigError, UnavailableError
 from strandline.spark.pipelines import run
 from strandline.spark.pipelines.config import CopyPipeline, decode_pipeline
 from strandline.spark.pipelines.outputs import ensure_stream, removed_if_refused, stream_of
-from strandline.spark.releases import refuse_old_spark
+from strandline.spark.releases import check_spark_version
 from strandline.spark.session import spark_session
 from strandline.spark.source import StrandlineSource
 from strandline.spark.table_source import StrandlineTable
@@ -111,4 +111,4 @@ def test_an_old_spark_is_rejected_by_name(monkeypatch, made):
             made({})
     for version in ("4.2.0", "4.10.1", "5.0.0.dev1"):
         monkeypatch.setattr("pyspark.__version__", version)
-        refuse_old_spark()
+        check_spark_version()

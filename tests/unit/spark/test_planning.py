@@ -18,13 +18,13 @@ from strandline.spark.planning import (
     PartitionExtent,
     StreamExtent,
     available_end,
+    check_same_stream,
     decode_offsets,
     encode_offsets,
     ending_offsets,
     limit_bytes,
     limit_records,
     plan_ranges,
-    refuse_other_stream,
     split_ranges,
     starting_offsets,
 )
@@ -55,9 +55,9 @@ def test_offsets_survive_the_checkpoint(offsets):
 def test_another_stream_of_the_same_name_is_rejected():
     """A checkpoint of a stream that was recreated is not continued."""
     encoded = encode_offsets({0: 1}, identity="x@1")
-    refuse_other_stream(encoded, StreamExtent("x@1", ()))
+    check_same_stream(encoded, StreamExtent("x@1", ()))
     with pytest.raises(DataLossError, match="x@2"):
-        refuse_other_stream(encoded, StreamExtent("x@2", ()))
+        check_same_stream(encoded, StreamExtent("x@2", ()))
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ class Child:
         try:
             while True:
                 line = self._lines.get(timeout=timeout_s)
-                self._refuse_end(line)
+                self._check_running(line)
                 if line.get("event") == event:
                     return line
         except queue.Empty:
@@ -111,7 +111,7 @@ class Child:
                 line = self._lines.get_nowait()
             except queue.Empty:
                 return found
-            self._refuse_end(line)
+            self._check_running(line)
             if line.get("event") == event:
                 found = line
 
@@ -147,7 +147,7 @@ class Child:
         """Return the end of the child's log."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
-    def _refuse_end(self, line: dict[str, Any]) -> None:
+    def _check_running(self, line: dict[str, Any]) -> None:
         if line.get("event") == "ended":
             raise UnavailableError(f"{self.name} ended early; {self.log} says:\n{self.tail()}")
 

@@ -78,7 +78,7 @@ class FlightPublisher(threading.Thread):
                 try:
                     self._converse()
                 except OSError:
-                    self._refuse_silence()
+                    self._check_acknowledged()
                     self.reconnects += 1
                     self._stopping.wait(0.2)
         except BaseException as error:  # noqa: BLE001 -- shown by the thread that waits for us
@@ -162,7 +162,7 @@ class FlightPublisher(threading.Thread):
         if b'"seq"' not in body or b'"error"' in body:
             self._again.append(number)
             self._hold_until_s = time.monotonic() + _REFUSED_WAIT_S
-            self._refuse_silence()
+            self._check_acknowledged()
             return
         del self._unacked[number]
         self.acked += 1
@@ -177,6 +177,6 @@ class FlightPublisher(threading.Thread):
             self._again = deque(sorted(self._unacked))
             self._last_resend_s = now
 
-    def _refuse_silence(self) -> None:
+    def _check_acknowledged(self) -> None:
         if self._unacked and time.monotonic() - self._last_ack_s > _GIVE_UP_S:
             raise RequestTimeoutError(f"no acknowledgement for {_GIVE_UP_S:.0f} s")

@@ -23,19 +23,19 @@ from strandline.spark.connection import client_of
 from strandline.spark.pipelines.aggregates import (
     AggregateState,
     Fold,
+    check_argument_types,
+    check_same_columns,
     decode_state,
     definition_of,
     encode_state,
     fold,
     next_offsets,
     parse_folds,
-    refuse_other_columns,
-    refuse_types,
 )
 from strandline.spark.pipelines.config import AggregatePipeline
 from strandline.spark.pipelines.outputs import ensure_stream, stream_of
 from strandline.spark.pipelines.queries import read_stream, write_stream
-from strandline.spark.pipelines.sources import refuse_older
+from strandline.spark.pipelines.sources import check_derivable
 from strandline.spark.table_store import local_path, make_directory, replace_durably
 
 _OUTPUT = "key STRING, value STRING"
@@ -64,7 +64,7 @@ def start_aggregate(spark: SparkSession, config: AggregatePipeline) -> list[Stre
         for key, state in began.items()
     ]
     definition = definition_of(config.key, config.columns)
-    refuse_other_columns(folds, states, into=config.into, definition=definition)
+    check_same_columns(folds, states, into=config.into, definition=definition)
     name = f"aggregate {config.stream} into {config.into}"
     position = next_offsets(states)
     records = read_stream(
@@ -88,7 +88,7 @@ def start_aggregate(spark: SparkSession, config: AggregatePipeline) -> list[Stre
         )
     )
     # Last, so that a definition Spark rejects is not saved.
-    _refuse_other_definition(config)
+    _check_same_definition(config)
     return [write_stream(changed, config, name=name, into=config.into)]
 
 
@@ -148,7 +148,7 @@ def _arguments(records: DataFrame, key: str, folds: list[Fold]) -> DataFrame:
     ]
     types = records.select(*arguments).schema
     kinds = [field.dataType.simpleString() for field in types]
-    refuse_types(folds, {each.name: kind for each, kind in zip(folds, kinds, strict=True)})
+    check_argument_types(folds, {each.name: kind for each, kind in zip(folds, kinds, strict=True)})
     grouped = records.select(
         F.expr(key).cast("string").alias("group"), "partition", "offset", *arguments
     )
@@ -160,7 +160,7 @@ def _argument(number: int) -> str:
     return f"argument {number}"
 
 
-def _refuse_other_definition(config: AggregatePipeline) -> None:
+def _check_same_definition(config: AggregatePipeline) -> None:
     """Check that the checkpoint's states have this key and these columns; save them if new.
 
     Raises:
@@ -197,7 +197,7 @@ def _changelog(config: AggregatePipeline, source: StreamInfo) -> dict[str, str]:
     table = compacted_view(client_of(config.server), config.into)
     if table.num_rows:
         newest_ns = pc.max(table.column("timestamp").cast("int64")).as_py()
-        refuse_older(newest_ns, source, into=config.into)
+        check_derivable(newest_ns, source, into=config.into)
     keys, values = (table.column(name).to_pylist() for name in ("key", "value"))
     try:
         return {key.decode(): value.decode() for key, value in zip(keys, values, strict=True)}

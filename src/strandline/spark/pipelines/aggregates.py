@@ -71,7 +71,7 @@ def parse_folds(columns: Mapping[str, str]) -> list[Fold]:
     return folds
 
 
-def refuse_types(folds: Iterable[Fold], types: Mapping[str, str]) -> None:
+def check_argument_types(folds: Iterable[Fold], types: Mapping[str, str]) -> None:
     """Check that a state can hold the arguments of its columns.
 
     Args:
@@ -91,7 +91,7 @@ def refuse_types(folds: Iterable[Fold], types: Mapping[str, str]) -> None:
             )
 
 
-def refuse_other_columns(
+def check_same_columns(
     folds: Iterable[Fold], states: Iterable[AggregateState], *, into: str, definition: str
 ) -> None:
     """Check that states have these columns, and were made as this aggregate makes them.

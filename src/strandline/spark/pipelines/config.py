@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
-from strandline.config import refuse_unknown_keys
+from strandline.config import check_known_keys
 from strandline.errors import UNDECODABLE, InvalidConfigError
 
 Trigger = Literal["available_now", "continuous"]
@@ -172,18 +172,18 @@ def decode_pipeline(values: Any) -> Pipeline:
     """
     if isinstance(values, Mapping) and "kind" in values:
         rest = {key: value for key, value in values.items() if key != "kind"}
-        refuse_unknown_keys(rest, _kind_of(values["kind"]), path="")
+        check_known_keys(rest, _kind_of(values["kind"]), path="")
     try:
         pipeline: Pipeline = msgspec.convert(values, Pipeline)
     except UNDECODABLE as error:
         raise InvalidConfigError(f"not a pipeline: {error}; see docs/pipelines.md") from error
     if isinstance(pipeline, LoadPipeline | MergePipeline):
-        _refuse_repeats(pipeline.streams)
-    _refuse_feeding_itself(pipeline)
+        _check_streams(pipeline.streams)
+    _check_not_circular(pipeline)
     return pipeline
 
 
-def _refuse_repeats(streams: list[str]) -> None:
+def _check_streams(streams: list[str]) -> None:
     if not streams:
         raise InvalidConfigError("'streams' is empty: name the streams to read")
     for name in streams:
@@ -191,7 +191,7 @@ def _refuse_repeats(streams: list[str]) -> None:
             raise InvalidConfigError(f"'streams' names '{name}' twice; name it once")
 
 
-def _refuse_feeding_itself(pipeline: Pipeline) -> None:
+def _check_not_circular(pipeline: Pipeline) -> None:
     """Check that a pipeline does not read what it writes.
 
     A transform may: its SQL can select other records than those it writes.

@@ -16,20 +16,20 @@ from pyspark.sql.types import StructType
 
 from strandline.errors import InvalidConfigError
 from strandline.spark.connection import client_of, identity_of
-from strandline.spark.ddl import parse_ddl
-from strandline.spark.decode import (
-    RECORD_COLUMNS,
-    RECORD_PREFIX,
-    infer_json_schema,
-    refuse_case_twins,
-)
 from strandline.spark.pipelines.config import LoadPipeline
 from strandline.spark.pipelines.outputs import stream_of
 from strandline.spark.pipelines.queries import read_stream, triggered
 from strandline.spark.session import wait_for_sources
-from strandline.spark.table_log import TableState, decode_schema, refuse_other_stream
+from strandline.spark.table_log import TableState, check_same_stream, decode_schema
 from strandline.spark.table_open import existing_store, is_object_url
 from strandline.spark.table_store import Loaded, MissingTableError, TableStore, local_path
+from strandline.values.columns import parse_columns
+from strandline.values.decode import (
+    RECORD_COLUMNS,
+    RECORD_PREFIX,
+    check_distinct_names,
+    infer_json_schema,
+)
 
 _SAMPLE_RECORDS = 1000
 LOCAL_TXN_ID = "local"
@@ -85,7 +85,7 @@ def prepare_load(config: LoadPipeline, stream: str) -> PreparedLoad:
     columns = None
     if config.values != "raw":
         columns = _value_schema(config, stream, state)
-        refuse_case_twins(to_arrow_schema(columns, timezone="UTC"))
+        check_distinct_names(to_arrow_schema(columns, timezone="UTC"))
     return PreparedLoad(
         stream=stream,
         path=path,
@@ -115,9 +115,9 @@ def open_load(config: LoadPipeline, stream: str) -> tuple[str, TableStore | None
     store, loaded = _load_table_of(config, table_of(config, stream))
     state = loaded.state
     if state is not None:
-        refuse_other_stream(state, identity)
+        check_same_stream(state, identity)
     if store is not None:
-        store.refuse_other_kind(None if state is None else decode_schema(state.arrow_schema))
+        store.check_kind(None if state is None else decode_schema(state.arrow_schema))
     return identity, store, loaded
 
 
@@ -221,10 +221,10 @@ def _value_schema(config: LoadPipeline, stream: str, state: TableState | None) -
         own = {f"{RECORD_PREFIX}{name}" for name in RECORD_COLUMNS}
         fields = [field for field in decode_schema(state.arrow_schema) if field.name not in own]
         columns = from_arrow_schema(pa.schema(fields))
-        _refuse_other_columns(config, columns)
+        _check_same_columns(config, columns)
         return columns
     if config.values == "avro":
-        from strandline.spark.avro import arrow_schema_of
+        from strandline.values.avro import arrow_schema_of
 
         return from_arrow_schema(arrow_schema_of(config.schema))
     if config.schema:
@@ -235,7 +235,7 @@ def _value_schema(config: LoadPipeline, stream: str, state: TableState | None) -
     return from_arrow_schema(_schema_of_arrow(sample, stream))
 
 
-def _refuse_other_columns(config: LoadPipeline, columns: StructType) -> None:
+def _check_same_columns(config: LoadPipeline, columns: StructType) -> None:
     """Check that a file's schema is still the table's; Avro's says how values are written instead.
 
     Raises:
@@ -260,7 +260,7 @@ def _refuse_other_columns(config: LoadPipeline, columns: StructType) -> None:
 def _columns_of(schema: str) -> StructType:
     """Parse columns as Spark writes them; by Spark itself if it runs."""
     if SparkSession.getActiveSession() is None:
-        return parse_ddl(schema)
+        return from_arrow_schema(parse_columns(schema))
     return StructType.fromDDL(schema)
 
 

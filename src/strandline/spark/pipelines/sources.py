@@ -73,13 +73,13 @@ def copied_offsets(client: Client, source: StreamInfo, *, into: str) -> dict[int
             ]
             if copies:
                 newest, time_ns = max(copies)
-                refuse_older(time_ns, source, into=into)
+                check_derivable(time_ns, source, into=into)
                 found[info.partition] = newest + 1
                 break
     return found
 
 
-def refuse_older(time_ns: int, source: StreamInfo, *, into: str) -> None:
+def check_derivable(time_ns: int, source: StreamInfo, *, into: str) -> None:
     """Check that an output can have been derived from a stream.
 
     Args:

@@ -22,7 +22,7 @@ def fill(disk):
     disk.fill(storage_watch.PROBE_NAME)
 
 
-async def refuse_one(cluster, kit, number):
+async def reject_one(cluster, kit, number):
     """One record to the leader, which has no room for it."""
     answers = kit.Answers()
     kit.put(cluster.partition(number), answers, "lost" * 100_000)
@@ -38,7 +38,7 @@ async def test_a_leader_on_a_full_disk_lets_another_lead(cluster, kit):
     leader = await cluster.leader()
     fill(cluster.disks[leader])
     await kit.until(lambda: cluster.image().isr == (1, 2, 3))
-    refused = await refuse_one(cluster, kit, leader)
+    refused = await reject_one(cluster, kit, leader)
     assert refused.errors
     await kit.until(lambda: cluster.image().leader not in (None, leader))
     await cluster.put("b", "c")
@@ -61,7 +61,7 @@ async def test_a_disk_that_fails_now_and_then_does_not_pass_leaderships_to_and_f
     await cluster.put("a")
     leader = await cluster.leader()
     fill(cluster.disks[leader])
-    await refuse_one(cluster, kit, leader)
+    await reject_one(cluster, kit, leader)
     await kit.until(lambda: cluster.image().leader not in (None, leader))
     cluster.disks[leader].heal()
     await cluster.put("b")

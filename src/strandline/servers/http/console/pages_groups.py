@@ -9,7 +9,7 @@ from strandline.client.client import Client
 from strandline.errors import InvalidRequestError, NotAllowedError, UnknownGroupError
 from strandline.servers.http.console.cluster_queries import StreamRow, stream_rows
 from strandline.servers.http.console.formatting import parse_time
-from strandline.servers.http.console.records import places_of, places_text
+from strandline.servers.http.console.records import positions_of, positions_text
 from strandline.servers.http.console.request import (
     NOT_ABOUT_A_FIELD,
     ConsoleRequest,
@@ -174,7 +174,7 @@ def _preview(request: ConsoleRequest, rows: list[ProgressRow]) -> dict[str, Any]
         row = before.get((stream, number))
         now = row.offset if row is not None else None
         preview.append((number, now, offset, None if now is None else offset - now))
-    return {"preview": preview, "offsets": places_text(wanted)}
+    return {"preview": preview, "offsets": positions_text(wanted)}
 
 
 def _wanted_offsets(request: ConsoleRequest) -> dict[int, int]:
@@ -207,7 +207,7 @@ def reset(request: ConsoleRequest) -> Redirect:
     """Set the committed offsets that a preview has shown."""
     form = request.form
     name, stream = form["name"], form["stream"]
-    offsets = places_of(form["offsets"])
+    offsets = positions_of(form["offsets"])
     if not offsets:
         raise InvalidRequestError("offsets: there is nothing to set")
     ends = request.client.offsets(stream)

@@ -135,7 +135,7 @@ class RecordPage(NamedTuple):
     """The records of a page, and where the next page begins."""
 
     records: list[ConsoleRecord]
-    places: dict[int, int]
+    positions: dict[int, int]
     """Partition → the next offset in the direction of reading, half-open."""
     is_cut: bool
     """Whether a search stopped before it had found enough or reached the end."""
@@ -169,21 +169,23 @@ class RecordReader:
         self._wanted = wanted
         self._budget = budget
 
-    def newest(self, places: Mapping[int, int], count: int) -> RecordPage:
+    def newest(self, positions: Mapping[int, int], count: int) -> RecordPage:
         """Return the newest records before the given offsets, newest first."""
-        return self._page(places, count, is_newest_first=True)
+        return self._page(positions, count, is_newest_first=True)
 
-    def oldest(self, places: Mapping[int, int], count: int) -> RecordPage:
+    def oldest(self, positions: Mapping[int, int], count: int) -> RecordPage:
         """Return the records from the given offsets on, oldest first."""
-        return self._page(places, count, is_newest_first=False)
+        return self._page(positions, count, is_newest_first=False)
 
-    def _page(self, places: Mapping[int, int], count: int, *, is_newest_first: bool) -> RecordPage:
+    def _page(
+        self, positions: Mapping[int, int], count: int, *, is_newest_first: bool
+    ) -> RecordPage:
         found: list[list[ConsoleRecord]] = []
         ends: dict[int, int] = {}
         for part in self._partitions:
             low, high = part.log_start_offset, part.high_watermark
-            place = places.get(part.partition, high if is_newest_first else low)
-            bounds = self._bounds(part, min(max(place, low), high), is_newest_first)
+            position = positions.get(part.partition, high if is_newest_first else low)
+            bounds = self._bounds(part, min(max(position, low), high), is_newest_first)
             taken, ends[part.partition] = self._some(
                 part.partition, bounds, count, is_newest_first=is_newest_first
             )
@@ -199,13 +201,13 @@ class RecordReader:
         is_cut = not is_end and len(merged) < count
         return RecordPage(merged[:count], ends, is_cut, is_end)
 
-    def _bounds(self, part: PartitionInfo, place: int, is_newest_first: bool) -> tuple[int, int]:  # noqa: FBT001 - one of two directions
+    def _bounds(self, part: PartitionInfo, position: int, is_newest_first: bool) -> tuple[int, int]:  # noqa: FBT001 - one of two directions
         """Return the range of offsets that is read; a filter of the broker reads a limited one."""
         low, high = part.log_start_offset, part.high_watermark
         if self._wanted.options:
             width = FILTERED_OFFSETS_MAX // len(self._partitions)
-            low, high = max(low, place - width), min(high, place + width)
-        return (low, place) if is_newest_first else (place, high)
+            low, high = max(low, position - width), min(high, position + width)
+        return (low, position) if is_newest_first else (position, high)
 
     def _some(
         self, partition: int, bounds: tuple[int, int], count: int, *, is_newest_first: bool
@@ -276,7 +278,7 @@ def chosen_partitions(partitions: tuple[PartitionInfo, ...], fields: Fields) -> 
     return [partitions[number]]
 
 
-def places_of(text: str) -> dict[int, int]:
+def positions_of(text: str) -> dict[int, int]:
     """Parse offsets by partition, ``0:12,1:5``.
 
     Raises:
@@ -292,6 +294,6 @@ def places_of(text: str) -> dict[int, int]:
     return found
 
 
-def places_text(places: Mapping[int, int]) -> str:
+def positions_text(positions: Mapping[int, int]) -> str:
     """Return offsets by partition as text for an address."""
-    return ",".join(f"{number}:{offset}" for number, offset in sorted(places.items()))
+    return ",".join(f"{number}:{offset}" for number, offset in sorted(positions.items()))

@@ -90,7 +90,7 @@ function tail(table) {
   const rows = table.tBodies[0];
   const button = document.querySelector("#tail-pause");
   const line = document.querySelector("#tail-status");
-  let places = table.dataset.places;
+  let positions = table.dataset.positions;
   let paused = false;
   button.hidden = false;
   button.addEventListener("click", () => {
@@ -102,12 +102,12 @@ function tail(table) {
   const ask = async () => {
     if (!paused && !document.hidden) {
       const address = new URL(table.dataset.tail, location.href);
-      address.searchParams.set("places", places);
+      address.searchParams.set("positions", positions);
       try {
         const answer = await fetch(address, { headers: { Accept: "application/json" } });
         const found = await answer.json();
         if (!answer.ok) throw new Error(found.error);
-        places = found.places;
+        positions = found.positions;
         const parsed = new DOMParser().parseFromString(`<table>${found.rows}</table>`, "text/html");
         const fresh = [...(parsed.querySelector("table").tBodies[0]?.rows ?? [])];
         rows.prepend(...fresh);

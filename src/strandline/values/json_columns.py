@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from strandline.spark.json_text import LOCAL_TEXT, ZONED_TEXT
+from strandline.values.json_text import LOCAL_TEXT, ZONED_TEXT
 
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 _LOCAL, _ZONED = re.compile(LOCAL_TEXT), re.compile(ZONED_TEXT)
@@ -123,11 +123,11 @@ def _object(value: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(found, dict):
         return None
-    json.loads(value, object_pairs_hook=_refuse_twice)
+    json.loads(value, object_pairs_hook=_check_no_duplicates)
     return found
 
 
-def _refuse_twice(pairs: list[tuple[str, Any]]) -> None:
+def _check_no_duplicates(pairs: list[tuple[str, Any]]) -> None:
     names = [name for name, _ in pairs]
     for name in names:
         if names.count(name) > 1:

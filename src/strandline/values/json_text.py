@@ -23,7 +23,7 @@ ZONED_TEXT = rf"^{_DATE}[T ]{_TIME}{_ZONE}$"
 _VALUES = msgspec.json.Decoder(msgspec.Raw)
 
 
-def refuse_other_than_one_value(lines: bytes, values: list[str]) -> None:
+def check_one_value_each(lines: bytes, values: list[str]) -> None:
     """Check that each value is exactly one JSON value.
 
     Args:
@@ -75,7 +75,7 @@ def converted(array: pa.Array, kind: pa.DataType) -> pa.Array:
         items = converted(whole.values, kind.value_type)
         return pa.ListArray.from_arrays(whole.offsets, items, type=kind, mask=whole.is_null())
     if pa.types.is_date32(kind):
-        _refuse_others(array, DATE_TEXT, "a date such as 2024-01-31")
+        _check_all_match(array, DATE_TEXT, "a date such as 2024-01-31")
         return pc.utf8_slice_codeunits(array, 0, 10).cast(kind)
     if pa.types.is_timestamp(kind):
         return _times(array, kind)
@@ -89,10 +89,10 @@ def _is_text_in_json(kind: pa.DataType) -> bool:
 def _times(array: pa.Array, kind: pa.TimestampType) -> pa.Array:
     """Parse times: with a zone, or in UTC, if the type has one; else without a zone."""
     if kind.tz is None:
-        _refuse_others(array, LOCAL_TEXT, "a time without a zone such as 2024-01-31T12:00:00")
+        _check_all_match(array, LOCAL_TEXT, "a time without a zone such as 2024-01-31T12:00:00")
     else:
         known = f"{ZONED_TEXT}|{LOCAL_TEXT}"
-        _refuse_others(array, known, "a time such as 2024-01-31T12:00:00Z")
+        _check_all_match(array, known, "a time such as 2024-01-31T12:00:00Z")
     cut = pc.replace_substring_regex(array, r"(\.\d{6})\d+", r"\1")
     if kind.tz is None:
         return cut.cast(kind)
@@ -102,7 +102,7 @@ def _times(array: pa.Array, kind: pa.TimestampType) -> pa.Array:
     return pc.binary_join_element_wise(cut, zone, "").cast(kind)
 
 
-def _refuse_others(array: pa.Array, pattern: str, wanted: str) -> None:
+def _check_all_match(array: pa.Array, pattern: str, wanted: str) -> None:
     fits = pc.match_substring_regex(array, pattern)
     if not pc.all(fits).as_py() and pc.any(pc.invert(fits)).as_py():
         wrong = array.filter(pc.invert(fits))[0].as_py()
