@@ -339,4 +339,4 @@ def test_a_segment_of_before_is_as_durable_as_it_was(open_log, fill, disk):
     assert first.is_durable
     assert again.is_durable
     assert again.is_indexed
-    assert (again.size, again.next_offset) == (first.size, 10)
+    assert (again.size, again.next_offset) == (first.size, 20)
