@@ -3,11 +3,14 @@
 import io
 import json
 import random
+import re
 from itertools import count
+from pathlib import Path
 
 import fastavro
 import pyarrow as pa
 import pytest
+import yaml
 from deltalake import DeltaTable
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -19,6 +22,7 @@ from strandline.spark.connection import forget_client
 from strandline.spark.decode import RECORD_SCHEMA
 from strandline.spark.options import parse_table_options
 from strandline.spark.pipelines.config import decode_pipeline
+from strandline.spark.pipelines.local import run_local
 from strandline.spark.pipelines.status import load_status
 from strandline.spark.table_compact import compact
 from strandline.spark.table_iceberg import open_catalog
@@ -496,3 +500,22 @@ def test_debezium_s_columns_are_inferred_from_its_rows(log):
     store = existing_store(str(log.directory / "avro"), table_format="delta")
     rows = [row for batch in store.scan(store.load()) for row in batch.to_pylist()]
     assert [(row["id"], row["name"]) for row in rows] == [(0, "b")]
+
+
+def test_the_file_of_the_docs_keeps_a_table(log, monkeypatch):
+    """As it stands on the page, in a directory of its own."""
+    page = (Path(__file__).parents[3] / "docs" / "pipelines.md").read_text()
+    text = page.partition("### Upsert and delete by key")[2]
+    file = yaml.safe_load(re.search(r"```yaml\n(.*?)```", text, re.DOTALL)[1])
+    log.client.create_stream("customers")
+    for name in ("a", "b"):
+        after = {"id": 1, "name": name, "more": [1]}
+        log.client.append("customers", event("u", after=after), key=b'{"id":1}')
+        log.client.append("customers", event("c", after=after | {"id": 2}), key=b'{"id":2}')
+    log.client.append("customers", event("d", before={"id": 2}), key=b'{"id":2}')
+    log.client.append("customers", None, key=b'{"id":2}')
+    monkeypatch.chdir(log.directory)
+    run_local(decode_pipeline(file | {"server": log.config["server"]}))
+    assert DeltaTable("lake/customers").to_pyarrow_table().select(["id", "name"]).to_pylist() == [
+        {"id": 1, "name": "b"}
+    ]
