@@ -84,7 +84,7 @@ def restored(tmp_path):
 
 
 def test_everything_comes_back(strandline_server, tmp_path, restored):
-    """Records, settings, what was deleted, groups, message ids, producers and access rules."""
+    """Records, settings, schemas, what was deleted, groups, message ids, producers and rules."""
     directory = tmp_path / "backup"
     with strandline.connect(strandline_server.flight) as client:
         fill(client, retention_age_ms=3_600_000, compression="zstd", segment_bytes=1 << 16)
@@ -98,6 +98,7 @@ def test_everything_comes_back(strandline_server, tmp_path, restored):
         client.groups.reset("readers", "orders", "latest")
         committed = client.groups.committed_offsets("readers")
         client.access.grant("app", "read", "stream", "orders")
+        schema = [client.schemas.set("orders", text) for text in ("n INT", "n BIGINT, m INT")]
         before = records(client, "orders")
         streams = {each.name: each.config for each in client.list_streams()}
         done = backup(strandline_server.flight, directory)
@@ -113,6 +114,7 @@ def test_everything_comes_back(strandline_server, tmp_path, restored):
         again = client.append("once", b"second", message_id="m-1")
         assert (again.offset, again.duplicate) == (ack.offset, True)
         assert [rule.principal for rule in client.access.rules()] == ["app"]
+        assert client.schemas.list("orders") == schema
         append(client, "orders", range(300, 400))
         assert records(client, "orders").num_rows == before.num_rows + 100
         [new] = client.brokers.ask(strandline.api.admin.NEW_PRODUCER, None)
@@ -240,6 +242,25 @@ def slowly(self, end):
 directory.FileWriter.finish = slowly
 app(sys.argv[1:], prog_name="strandline")
 """
+
+
+def test_a_schema_that_is_set_meanwhile_is_kept(strandline_server, tmp_path, restored, monkeypatch):
+    """The copied records may have been published by it."""
+    with strandline.connect(strandline_server.flight) as client:
+        client.create_stream("orders")
+        client.schemas.set("orders", "n INT")
+        copy = take._Copier.copy_stream
+
+        def copy_later(copier, stream, infos):
+            client.schemas.set("orders", "n INT, m INT")
+            return copy(copier, stream, infos)
+
+        monkeypatch.setattr(take._Copier, "copy_stream", copy_later)
+        backup(strandline_server.flight, tmp_path / "backup")
+        schema = client.schemas.list("orders")
+    with strandline.connect(restored(tmp_path / "backup")) as client:
+        assert client.schemas.list("orders") == schema
+        assert len(schema) == 2
 
 
 def test_a_killed_backup_goes_on(strandline_server, tmp_path, restored):

@@ -81,6 +81,7 @@ def test_three_brokers_from_a_backup_of_three(cluster, tmp_path):
     with strandline.connect(addresses(cluster)) as client:
         client.create_stream("orders", subject="orders.>", partitions=4, replicas=3, min_isr=2)
         client.groups.reset("readers", "orders", "latest")
+        schema = [client.schemas.set("orders", text) for text in ("n INT", "n BIGINT, m INT")]
         stop, acked = threading.Event(), [0]
 
         def publish():
@@ -133,6 +134,7 @@ def test_three_brokers_from_a_backup_of_three(cluster, tmp_path):
             info = client.stream_info("orders")
             assert (info.config.replicas, info.config.min_isr) == (3, 2)
             assert client.groups.committed_offsets("readers") == committed
+            assert client.schemas.list("orders") == schema
             client.append("orders", b"after", timeout_s=30)
         until(lambda: all_in_sync(servers, "orders"))
         servers[1].kill()

@@ -6,6 +6,7 @@ added without a request to try it with fails here. *The weak* may do everything 
 """
 
 import http.client
+import json
 import random
 import re
 import urllib.parse
@@ -301,6 +302,30 @@ def test_odd_values_are_answered():
             assert status < 500, (route, sent, text)
             assert "<script>" not in text.replace("&lt;script&gt;", ""), (route, sent)
         assert admin.append(MINE, b"it goes on", subject="mine.a").offset >= 0
+
+
+def test_records_are_shown_by_the_schema_of_their_stream():
+    """Hostile data is text, and does not hide the records beside it."""
+    order = {"type": "record", "name": "O", "fields": [{"name": "name", "type": "string"}]}
+    with Server(http_port=0) as url, strandline.connect(url) as admin:
+        admin.create_stream(MINE)
+        admin.schemas.set(MINE, json.dumps(order))
+        for name in (b"ada", b"<script>alert(1)</script>"):
+            admin.append(MINE, bytes([2 * len(name)]) + name)
+        for value in (b"\xff\xfe", b"\x7f", b"<script>", None):
+            admin.append(MINE, value)
+        user = Browser(url.http_url)
+        for path in ("records?", "tail?positions=0:0&", "records?decode=hex&"):
+            status, _, text = user.get(f"/streams/{MINE}/{path}")
+            assert status == 200
+            text = json.loads(text)["rows"] if path.startswith("tail") else text
+            assert "<script>" not in text.replace("&lt;script&gt;", "")
+            by_schema = "hex" not in path
+            assert (text.count('tag">Avro<'), text.count("does not fit the schema")) == (
+                (2, 3) if by_schema else (0, 0)
+            )
+            assert ("alert(1)" in text) is by_schema
+            assert "ada" in text
 
 
 def test_sessions_end_and_are_limited():

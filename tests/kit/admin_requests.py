@@ -15,6 +15,7 @@ from strandline.api import (
     local,
     monitoring,
     quotas,
+    schemas,
     transactions,
 )
 from strandline.api.command import AdminCommand
@@ -84,6 +85,9 @@ _REQUESTS: Final[dict[AdminCommand[Any, Any], dict[str, Any] | None]] = {
     quotas.LIST_QUOTAS: None,
     quotas.SET_QUOTA: {"principal": "app", "requests_per_s": 5},
     quotas.REMOVE_QUOTA: {"principal": "app"},
+    schemas.SET_SCHEMA: {"stream": MINE, "text": "id BIGINT"},
+    schemas.LIST_SCHEMA: {"stream": MINE},
+    schemas.DELETE_SCHEMA: {"stream": MINE},
     encryption.LIST_KEYS: None,
     encryption.ROTATE_KEYS: {"stream": MINE},
     local.LOCAL_FILES: {"stream": MINE},

@@ -104,6 +104,7 @@ def test_the_demo_ends_clean_and_runs_again(importable_by_workers, tmp_path):
     assert output.count("kill -9") == 2
     assert "the Spark job ended unexpectedly" in output
     assert "2 kills, 0 other" not in output
+    assert not re.search(r"^\s+at |^Traceback|Exception", output, re.MULTILINE), output
     assert (directory / "delays.png").stat().st_size > 10_000
     wait_until_gone(directory)
     with start(directory, *COMMAND) as third:

@@ -9,15 +9,16 @@ import fastavro
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from strandline.errors import InvalidConfigError, InvalidRequestError
-from strandline.spark.ddl import parse_ddl
 from strandline.spark.pipelines.config import decode_pipeline
 from strandline.spark.pipelines.local import run_local
 from strandline.spark.pipelines.run import run_pipeline
 from strandline.spark.table import read_table
 from strandline.spark.table_iceberg import open_catalog
+from strandline.values.columns import parse_columns
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -225,7 +226,7 @@ def test_either_engine_continues_the_other(spark, log, tmp_path, table_format):
     assert len(load.rows()) == 76
     found = log.client.read(letters).read_all().column("value").to_pylist()
     assert sorted(found) == sorted(b"oops %d" % n for n in range(3, 80, 20))
-    parsed = parse_ddl(columns)
+    parsed = from_arrow_schema(parse_columns(columns))
     assert parsed == StructType.fromDDL(columns), "as Spark parses it"
 
 

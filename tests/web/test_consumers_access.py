@@ -122,6 +122,11 @@ def test_a_pipeline_is_shown_with_its_lag_and_its_oldest_unread_record(server, c
     assert re.fullmatch(r"\d+ (ms|s)", cells.nth(3).inner_text())
     expect(rows.nth(1).get_by_role("cell").nth(1)).to_have_text("up to date")
     expect(cells.nth(1)).to_have_text("not moving", timeout=30_000)
+    client.groups.commit("done", {}, metadata="the disk is full <b>")
+    page.reload()
+    expect(rows.nth(0)).to_contain_text("failed the disk is full <b>")
+    page.get_by_role("link", name="done").click()
+    expect(page.get_by_text("the disk is full <b>")).to_be_visible()
     for name in ("load", "done"):
         client.groups.delete(name)
     page.goto(f"{server.http_url}/pipelines?q=load")

@@ -16,6 +16,7 @@ from strandline.api import (
     local,
     monitoring,
     quotas,
+    schemas,
     transactions,
 )
 from strandline.api.command import AdminCommand
@@ -29,6 +30,7 @@ _AREAS: Final = (
     groups,
     access,
     quotas,
+    schemas,
     monitoring,
     backup,
 )

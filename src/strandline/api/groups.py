@@ -20,6 +20,8 @@ GROUPS_STREAM = "__groups"
 STREAMS_MAX = 1_000
 """Limit of the streams of a member or a commit."""
 GROUP_BYTES_MAX = 400
+METADATA_MAX = 4096
+"""Characters, as Kafka's ``offset.metadata.max.bytes``."""
 
 GroupName = Annotated[str, msgspec.Meta(min_length=1, max_length=GROUP_BYTES_MAX)]
 MemberName = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
@@ -27,7 +29,8 @@ _Optional = Annotated[str, msgspec.Meta(max_length=200)]
 _Numbers = Annotated[tuple[PartitionNumber, ...], msgspec.Meta(max_length=PARTITIONS_MAX)]
 _Held = Annotated[dict[Name, _Numbers], msgspec.Meta(max_length=STREAMS_MAX)]
 _Offsets = Annotated[dict[PartitionNumber, Count], msgspec.Meta(max_length=PARTITIONS_MAX)]
-_Positions = Annotated[dict[Name, _Offsets], msgspec.Meta(min_length=1, max_length=STREAMS_MAX)]
+_Positions = Annotated[dict[Name, _Offsets], msgspec.Meta(max_length=STREAMS_MAX)]
+_Metadata = Annotated[str, msgspec.Meta(max_length=METADATA_MAX)]
 
 
 class JoinGroupRequest(WireMessage, frozen=True, kw_only=True, omit_defaults=True):
@@ -99,6 +102,9 @@ class CommitOffsets(WireMessage, frozen=True, kw_only=True, omit_defaults=True):
     """Number of the member's commit, from 1, the same in a repeat; 0: never repeated."""
     transaction: TransactionRef | None = None
     """The transaction that commits them; it has announced that it commits offsets."""
+    metadata: _Metadata = ""
+    """What the committer says, such as why it stopped: it is shown until the next commit. As the
+    ``metadata`` of Kafka's OffsetCommit, but one for the group."""
 
 
 class GroupRef(WireMessage, frozen=True, kw_only=True, omit_defaults=True):
@@ -138,6 +144,8 @@ class GroupInfo(WireAnswer, frozen=True, kw_only=True):
     positions: dict[str, dict[int, int]]
     undecided: dict[str, dict[int, int]] = msgspec.field(default_factory=dict)
     """Offsets that open transactions are about to commit."""
+    metadata: str = ""
+    """What the last commit said, such as the error of a pipeline that stopped."""
 
 
 def _needs_to_join(request: JoinGroupRequest) -> Iterator[Need]:

@@ -127,7 +127,7 @@ def take_backup(
         strandline=__version__,
         started_ns=started_ns,
         finished_ns=time.time_ns(),
-        metadata=msgspec.Raw(encode_json(_with_ids(image, decode_json(last.image)))),
+        metadata=msgspec.Raw(encode_json(_with_later(image, decode_json(last.image)))),
         partitions=tuple(copies),
     )
     directory.finish(manifest)
@@ -161,10 +161,18 @@ def _check_same(
     )
 
 
-def _with_ids(image: MetadataImage, last: MetadataImage) -> MetadataImage:
-    """Return the image with the next free ids of a later one."""
+def _with_later(image: MetadataImage, last: MetadataImage) -> MetadataImage:
+    """Return the image with the next free ids of a later one, and its schemas.
+
+    Records that were copied meanwhile may need these.
+    """
+    streams = {
+        name: msgspec.structs.replace(stream, schema=last.streams[name].schema)
+        for name, stream in image.streams.items()
+        if name in last.streams and last.streams[name].created_ns == stream.created_ns
+    }
     return msgspec.structs.replace(
-        image,
+        image.with_streams(streams),
         next_log_id=last.next_log_id,
         next_producer_id=last.next_producer_id,
         producer_owners=last.producer_owners,

@@ -15,6 +15,7 @@ from strandline.api.cluster import BrokerInfo, CopiesInfo
 from strandline.api.encryption import KeyInfo
 from strandline.api.groups import GroupInfo, GroupSummary
 from strandline.api.quotas import QuotaInfo
+from strandline.api.schemas import SchemaInfo
 from strandline.cli.findings import CheckFinding
 from strandline.cli.top import Measurement
 from strandline.spark.pipelines.status import LoadStatus
@@ -387,6 +388,10 @@ DOCUMENTS: Final[dict[str, tuple[Any, ...]]] = {
     "stream delete": (DeletedDocument,),
     "stream add-partitions": (StreamInfo,),
     "stream delete-records": (DeletedRecordsDocument,),
+    "stream schema set": (SchemaInfo,),
+    "stream schema list": (SchemaInfo,),
+    "stream schema show": (SchemaInfo,),
+    "stream schema delete": (DeletedDocument,),
     "group list": (GroupSummary,),
     "group info": (GroupInfo,),
     "group reset": (ResetDocument,),

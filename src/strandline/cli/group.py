@@ -76,6 +76,8 @@ def info(
     if found.members:
         print_line("")
     print_table(("stream", "#partition", "#offset", "#lag", "member"), rows)
+    if found.metadata:
+        print_line(f"\nits last commit says: {found.metadata!r}")
     for stream, offsets in found.undecided.items():
         for number, offset in offsets.items():
             print_line(f"\nan open transaction will commit offset {offset} of {stream}/{number}")

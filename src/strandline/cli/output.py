@@ -9,6 +9,7 @@ import functools
 import inspect
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,9 @@ from strandline.optional_dependencies import install_hint
 from strandline.process.logs import TEXT_FORMAT, JsonFormatter
 
 EXIT_ERROR = 1
+GAP = "  "
+"""Between the columns of a table."""
+TEXT_WIDTH_MIN = 8
 Command = TypeVar("Command", bound=Callable[..., None])
 Advance = Callable[[int], None]
 T = TypeVar("T")
@@ -131,19 +135,36 @@ def logged_to_stderr(output: OutputFormat) -> Iterator[None]:
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print an aligned table; a column whose name begins with # is numeric.
 
-    Plain text without borders or colours, the same for pipes and terminals.
+    Plain text without borders or colours. In a terminal that is too narrow the longest texts are
+    cut, never numbers; a pipe gets all of it.
     """
     heads = [name.removeprefix("#").upper() for name in columns]
     cells = [[_cell(value) for value in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
+    if sys.stdout.isatty():
+        texts = [place for place, name in enumerate(columns) if not name.startswith("#")]
+        _narrow(widths, texts, shutil.get_terminal_size().columns)
     lines = []
     for line in (heads, *cells):
         parts = [
-            text.rjust(width) if name.startswith("#") else text.ljust(width)
+            text.rjust(width) if name.startswith("#") else _cut(text, width).ljust(width)
             for name, text, width in zip(columns, line, widths, strict=True)
         ]
-        lines.append("  ".join(parts).rstrip())
+        lines.append(GAP.join(parts).rstrip())
     print_line("\n".join(lines))
+
+
+def _narrow(widths: list[int], texts: Sequence[int], room: int) -> None:
+    """Make the widest columns of text narrower until the table fits, as far as they go."""
+    while sum(widths) + len(GAP) * (len(widths) - 1) > room:
+        widest = max(texts, key=lambda place: widths[place], default=None)
+        if widest is None or widths[widest] <= TEXT_WIDTH_MIN:
+            return
+        widths[widest] -= 1
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
 def print_error(error: StrandlineError, output: OutputFormat) -> None:

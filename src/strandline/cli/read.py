@@ -37,6 +37,7 @@ EPILOG = examples(
     "strandline read orders --partition 2 --from 5000 --to 6000 --output json",
     "strandline read orders --subject 'orders.paris.*' --columns offset,subject,value",
     "strandline read orders --format raw > values.txt",
+    "strandline read orders --values json --output json     # by the stream's schema",
     "strandline read orders --values avro --schema order.avsc --output json",
     "strandline read totals --latest-by-key             # a compacted view",
     "strandline read orders --replica this -s 127.0.0.1:9410   # the replica of that broker",
@@ -105,11 +106,12 @@ def read(
         typer.Option("--format", help="table, json (a record per line), or raw (values alone)."),
     ] = RecordFormat.table,
     values: Annotated[
-        Literal["raw", "avro", "arrow"],
-        typer.Option(help="What values are; avro and arrow ones are shown decoded."),
+        Literal["raw", "json", "avro", "arrow"],
+        typer.Option(help="What values are; others than raw are shown decoded."),
     ] = "raw",
     schema: Annotated[
-        Path | None, typer.Option(help="File of the Avro schema of values, as JSON.")
+        Path | None,
+        typer.Option(help="File of the Avro schema of values.", show_default="the stream's"),
     ] = None,
     server: ServerOption = SERVER_DEFAULT,
     output: OutputOption = OutputFormat.text,
@@ -123,8 +125,7 @@ def read(
     from strandline.cli.value_decoding import value_decoder
     from strandline.client.reader.compacted_view import compacted_view
 
-    decode = value_decoder(values, schema)
-    if decode is not None and record_format is RecordFormat.raw:
+    if values != "raw" and record_format is RecordFormat.raw:
         raise InvalidRequestError("--format raw prints values as they are: leave --values out")
     if output is OutputFormat.json:
         record_format = RecordFormat.json
@@ -137,6 +138,7 @@ def read(
             "--latest-by-key reads the whole stream; omit --from, --to, --follow and --limit"
         )
     with strandline.connect(server) as client:
+        decode = value_decoder(values, schema, lambda: client.schemas.list(stream))
         if latest:
             table = compacted_view(client, stream, columns=wanted, subject=subject, replica=replica)
             _print_all(_rows_of(table.to_batches()), record_format, decode)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
+from strandline.cli import stream_schema
 from strandline.cli.completion import stream_names
 from strandline.cli.output import (
     SERVER_DEFAULT,
@@ -35,6 +36,7 @@ ELECTION_S: Final = 3.0
 app = typer.Typer(
     no_args_is_help=True, help="Create, inspect, grow and delete streams, and delete old records."
 )
+app.add_typer(stream_schema.app, name="schema")
 
 NewNameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The stream's name.")]
 NameArgument = Annotated[

@@ -1,39 +1,48 @@
-"""Values of records as people can read them: Avro by a schema, and Arrow, which has its own.
+"""Values of records as people can read them: JSON and Avro by a schema, and Arrow by its own.
 
 Rules: a value that cannot be decoded is shown as it is, with the reason beside it; a read goes on.
 """
 
-from collections.abc import Callable
-from datetime import datetime, timedelta
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from strandline.errors import InvalidConfigError, InvalidRequestError
+from strandline.values.plain import plain
+from strandline.values.schema import SchemaVersion
 
-ValueKind = Literal["raw", "avro", "arrow"]
+ValueKind = Literal["raw", "json", "avro", "arrow"]
 Decode = Callable[[bytes], Any]
+Versions = Callable[[], Sequence[SchemaVersion]]
 
 
-def value_decoder(kind: ValueKind, schema: Path | None) -> Decode | None:
+def value_decoder(kind: ValueKind, schema: Path | None, versions: Versions) -> Decode | None:
     """Return the function that decodes a value; None: values stay bytes.
 
     Args:
         kind: of the values.
-        schema: file of the Avro schema that they were written with, as JSON.
+        schema: file of the Avro schema that they were written with, as JSON; None: the stream's.
+        versions: returns those of the stream's schema.
 
     Raises:
-        InvalidRequestError: a schema is given for other values, or missing for Avro.
+        InvalidRequestError: a schema is given for other values, or there is none for Avro, or the
+            stream's is of another format.
         InvalidConfigError: the file cannot be read, or is not an Avro schema.
     """
-    if (kind == "avro") is (schema is None):
-        raise InvalidRequestError(
-            "--values avro and --schema belong together: name the file of the Avro schema, as JSON"
-        )
+    if schema is not None and kind != "avro":
+        raise InvalidRequestError("--schema is the file of an Avro schema: add --values avro")
+    if kind == "raw":
+        return None
     if kind == "arrow":
         return _arrow_rows
-    if schema is None:
-        return None
-    from strandline.spark.avro import value_reader
+    if schema is not None:
+        return _by_file(schema)
+    return _by_stream(kind, versions())
+
+
+def _by_file(schema: Path) -> Decode:
+    from strandline.values.avro import value_reader
 
     try:
         text = schema.read_text("utf-8")
@@ -42,26 +51,34 @@ def value_decoder(kind: ValueKind, schema: Path | None) -> Decode | None:
     return value_reader(text, None)
 
 
+def _by_stream(kind: ValueKind, versions: Sequence[SchemaVersion]) -> Decode:
+    """Return a function that decodes by the stream's schema; JSON needs none."""
+    if not versions and kind == "json":
+        return json.loads
+    if not versions:
+        raise InvalidRequestError(
+            "the stream has no schema: name the file of an Avro schema with --schema, or set it "
+            "with 'strandline stream schema set'"
+        )
+    if versions[-1].format != kind:
+        raise InvalidRequestError(
+            f"the stream's schema is of {versions[-1].format} values: give --values "
+            f"{versions[-1].format}"
+        )
+    from strandline.values.decode import value_by_schema
+
+    return value_by_schema(versions)
+
+
 def _arrow_rows(value: bytes) -> Any:
     """Return the rows of an Arrow IPC stream."""
     import pyarrow as pa
 
     try:
         with pa.ipc.open_stream(value) as reader:
-            return _plain(reader.read_all().to_pylist())
+            return reader.read_all().to_pylist()
     except pa.ArrowException as error:
         raise ValueError(f"not an Arrow IPC stream: {error}") from error
-
-
-def _plain(value: Any) -> Any:
-    """Replace pandas' times, in which Arrow gives nanoseconds, by their ISO 8601 text."""
-    if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    if isinstance(value, datetime | timedelta) and type(value) not in (datetime, timedelta):
-        return value.isoformat()  # type: ignore[union-attr]  # pandas' Timedelta has it, too
-    return value
 
 
 def decoded(record: dict[str, Any], decode: Decode) -> dict[str, Any]:
@@ -70,6 +87,6 @@ def decoded(record: dict[str, Any], decode: Decode) -> dict[str, Any]:
     if value is None:
         return record
     try:
-        return {**record, "value": decode(value)}
-    except (ArithmeticError, LookupError, OSError, TypeError, ValueError) as error:
+        return {**record, "value": plain(decode(value))}
+    except (ArithmeticError, LookupError, OSError, RecursionError, TypeError, ValueError) as error:
         return {**record, "value_error": str(error)}

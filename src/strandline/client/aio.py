@@ -30,6 +30,7 @@ from strandline.client.producer.producer import (
 from strandline.client.quotas import Quotas
 from strandline.client.reader.read_calls import check_subscribe_options
 from strandline.client.reader.results import Ack, BatchAck
+from strandline.client.schemas import Schemas
 from strandline.client.transactions.staged_write import StagedWrite
 from strandline.client.transactions.transaction import Transaction
 
@@ -65,6 +66,15 @@ class AsyncQuotas(OnThread[Quotas]):
     list = awaited(Quotas.list)
     set = awaited(Quotas.set)
     remove = awaited(Quotas.remove)
+
+
+class AsyncSchemas(OnThread[Schemas]):
+    """The schemas of streams."""
+
+    set = awaited(Schemas.set)
+    list = awaited(Schemas.list)
+    get = awaited(Schemas.get)
+    delete = awaited(Schemas.delete)
 
 
 class AsyncProducer:
@@ -261,6 +271,11 @@ class AsyncClient(OnThread[Client]):
     def quotas(self) -> AsyncQuotas:
         """Return the quotas of principals; as ``Client.quotas``."""
         return AsyncQuotas(self._target.quotas)
+
+    @property
+    def schemas(self) -> AsyncSchemas:
+        """Return the schemas of streams; as ``Client.schemas``."""
+        return AsyncSchemas(self._target.schemas)
 
     @property
     def groups(self) -> AsyncGroups:

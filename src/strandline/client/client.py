@@ -26,6 +26,7 @@ from strandline.client.producer.producer import Headers, Producer
 from strandline.client.quotas import Quotas
 from strandline.client.reader.read_calls import ReadCalls
 from strandline.client.reader.results import Ack, AckFuture, BatchAck
+from strandline.client.schemas import Schemas
 from strandline.client.stream_calls import StreamAdminCalls
 from strandline.client.tls import Credentials
 from strandline.client.transactions.transaction_context import TransactionContext
@@ -303,6 +304,11 @@ class Client(StreamAdminCalls, ReadCalls, TransactionalClient, ClosesOnExit):
     def quotas(self) -> Quotas:
         """Return the quotas of principals."""
         return Quotas(self._known)
+
+    @property
+    def schemas(self) -> Schemas:
+        """Return the schemas of streams: set, list and delete them."""
+        return Schemas(self._known)
 
     @property
     def groups(self) -> Groups:

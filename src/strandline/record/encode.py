@@ -84,25 +84,25 @@ def encode_one(value: bytes, subject: str, stamp: Stamp) -> bytearray:
     """
     name = subject.encode()
     named, size = len(name), len(value)
-    now = stamp.timestamp_ns
+    base_offset, epoch, now, _, producer, attributes = stamp
     head = _ONE_RECORD.pack(
         MAGIC,
         0,
         HEADER_BYTES + 16 + named + -named % 8 + size + -size % 8,
         VERSION,
         0,
-        stamp.attributes,
-        stamp.base_offset,
+        attributes,
+        base_offset,
         1,
         0,
-        stamp.leader_epoch,
+        epoch,
         named,
         now,
         now,
-        stamp.producer.producer_id,
-        stamp.producer.epoch,
+        producer.producer_id,
+        producer.epoch,
         1,
-        stamp.producer.sequence,
+        producer.sequence,
         now,
     )
     ends = _ENDS.pack(0, size)

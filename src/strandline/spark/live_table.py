@@ -10,20 +10,14 @@ commits do not affect the result, so each record appears once. Must not know Spa
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pyarrow as pa
 
 from strandline.errors import InvalidConfigError, InvalidRecordError
 from strandline.spark.arrow import SparkCast
 from strandline.spark.connection import read_rows, stream_state
-from strandline.spark.decode import (
-    RECORD_COLUMNS,
-    RECORD_PREFIX,
-    RECORD_SCHEMA,
-    record_columns,
-    value_decoder,
-)
-from strandline.spark.options import ReadOptions, TableFormat, ValueFormat
+from strandline.spark.options import ReadOptions, TableFormat
 from strandline.spark.planning import (
     OffsetRange,
     StreamExtent,
@@ -35,6 +29,14 @@ from strandline.spark.planning import (
 from strandline.spark.table_log import TableState, check_same_stream, decode_schema
 from strandline.spark.table_open import existing_store
 from strandline.spark.table_store import Loaded, TableStore
+from strandline.values.decode import (
+    RECORD_COLUMNS,
+    RECORD_PREFIX,
+    RECORD_SCHEMA,
+    record_columns,
+    value_decoder,
+)
+from strandline.values.schema import ValueFormat
 
 Decode = Callable[[pa.RecordBatch], pa.RecordBatch]
 
@@ -233,9 +235,7 @@ def _own(schema: pa.Schema) -> list[str]:
     return [name for name in schema.names if name in own]
 
 
-def _decoder(
-    schema: pa.Schema, values: ValueFormat, *, skip_invalid: bool, **avro: str | None
-) -> Decode:
+def _decoder(schema: pa.Schema, values: ValueFormat, *, skip_invalid: bool, **avro: Any) -> Decode:
     """Return the function that makes rows of a table of a batch of records."""
     own = _own(schema)
     columns = pa.schema([field for field in schema if field.name not in own])

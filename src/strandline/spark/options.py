@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 from strandline.errors import InvalidConfigError
 from strandline.types import PartitionName
+from strandline.values.schema import ValueFormat
 
 STREAM_FORMAT = "strandline"
 TABLE_FORMAT = "strandline-table"
@@ -123,7 +124,6 @@ _ELSEWHERE = {
 }
 """Options of Kafka's source and others, which are not misspellings of ours."""
 TableFormat = Literal["parquet", "delta", "iceberg"]
-ValueFormat = Literal["raw", "json", "avro", "arrow"]
 Envelope = Literal["none", "debezium"]
 """Whether a value is a row, or an event with the row before and after."""
 PartitionBy = Literal["stream", "column"]

@@ -5,8 +5,11 @@ checkpoint. A commit must neither end nor delay a query: one that is not possibl
 the next micro-batch, and a rejected one is not repeated. Must not know Spark.
 """
 
+import contextlib
 import logging
+from collections.abc import Iterable, Iterator
 
+from strandline.api.groups import METADATA_MAX
 from strandline.errors import StrandlineError
 from strandline.spark.connection import client_of
 from strandline.spark.options import ReadOptions
@@ -15,6 +18,22 @@ from strandline.spark.planning import Offsets
 logger = logging.getLogger(__name__)
 
 _TIMEOUT_S = 5.0
+
+
+@contextlib.contextmanager
+def failure_noted(server: str, groups: Iterable[str]) -> Iterator[None]:
+    """Commit the error that ends a pipeline: its groups show it until it commits progress again."""
+    try:
+        yield
+    except StrandlineError as error:
+        try:
+            for group in groups:
+                client_of(server).groups.commit(
+                    group, {}, metadata=str(error)[:METADATA_MAX], timeout_s=_TIMEOUT_S
+                )
+        except StrandlineError as failure:
+            logger.info("the error is not noted in its group: %s", failure)
+        raise
 
 
 class QueryProgress:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.errors import InvalidConfigError
-from strandline.spark.decode import (
+from strandline.values.decode import (
     RECORD_COLUMNS,
     RECORD_PREFIX,
     Decoded,

@@ -33,7 +33,6 @@ from deltalake.exceptions import (
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 
 from strandline.errors import InvalidRequestError, UnavailableError
-from strandline.spark.decode import RECORD_PREFIX
 from strandline.spark.table_files import TableFiles
 from strandline.spark.table_log import (
     DataFile,
@@ -55,6 +54,7 @@ from strandline.spark.table_store import (
     failure_kind,
     reason_of,
 )
+from strandline.values.decode import RECORD_PREFIX
 
 STATE_KEY = "strandline.state"
 """Key of our state in the commit information."""

@@ -26,7 +26,6 @@ from pyspark.sql.types import StructType
 
 from strandline.errors import InvalidConfigError, UnavailableError
 from strandline.spark.arrow import SparkCast, sized_batches
-from strandline.spark.decode import check_distinct_names, decoded_schema
 from strandline.spark.options import TableOptions
 from strandline.spark.publication import Part, publish
 from strandline.spark.table import commit, committed_files, committed_schema
@@ -46,6 +45,7 @@ from strandline.spark.table_values import (
     value_schema,
 )
 from strandline.spark.worker import micro_batch, settle
+from strandline.values.decode import check_distinct_names, decoded_schema
 
 logger = logging.getLogger(__name__)
 

@@ -31,8 +31,8 @@ from strandline.errors import (
     StrandlineError,
     UnavailableError,
 )
-from strandline.spark.decode import RECORD_PREFIX
 from strandline.spark.table_log import DataFile, LiveFile, Proposal, TableState, decode_schema
+from strandline.values.decode import RECORD_PREFIX
 
 META_DIRECTORY = "_strandline"
 COMMITS = f"{META_DIRECTORY}/commits"

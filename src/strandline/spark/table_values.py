@@ -24,7 +24,6 @@ from pyspark.sql.types import (
 
 from strandline.client.transactions.staged_write import StagedWrite
 from strandline.errors import InvalidConfigError, InvalidRecordError
-from strandline.spark.decode import check_decodable, record_columns, value_decoder
 from strandline.spark.headers import ERROR, SOURCE_OFFSET, SOURCE_PARTITION, SOURCE_STREAM
 from strandline.spark.options import TableFormat, TableOptions
 from strandline.spark.publication import Part, begin_stage
@@ -36,6 +35,7 @@ from strandline.spark.table_changes import (
     envelope_schema,
 )
 from strandline.spark.table_stage import tracks_offsets
+from strandline.values.decode import check_decodable, record_columns, value_decoder
 
 _NOT_KEPT = (NullType, AnsiIntervalType, CalendarIntervalType)
 _RETRY_TIMEOUT_MS = 120_000

@@ -69,7 +69,9 @@ class LogDurability(LogReads):
     @property
     def can_write_pending(self) -> bool:
         """Whether the batches in memory are enough to be worth a system call."""
-        return self.pending_bytes >= WORTH_WRITING_BYTES and not (self._closed or self.poisoned)
+        # In one step: asked for each batch of a group commit.
+        pending_bytes = self._layout.segments[-1].pending_bytes
+        return pending_bytes >= WORTH_WRITING_BYTES and not (self._closed or self.poisoned)
 
     def write_pending(self) -> None:
         """Write the batches that are in memory only; not synced.

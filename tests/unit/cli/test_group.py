@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 
 import strandline
 from strandline.cli.app import app
+from strandline.errors import InvalidRequestError
 from strandline.testing import Server
 
 
@@ -47,6 +48,20 @@ def test_a_group_is_made_shown_and_deleted(run):
     assert "billing" in run("list").stdout
     assert lines(run("delete", "billing", "--yes", "-o", "json")) == [{"deleted": "billing"}]
     assert "(unknown_group)" in run("info", "billing", code=1).stderr
+
+
+def test_what_the_last_commit_says_is_shown(run, url):
+    """As one line, whatever is in it; the text has a limit."""
+    with strandline.connect(url) as client:
+        client.groups.commit("failing", {}, metadata="disk full\nof\x1b[2J records")
+        assert "its last commit says: 'disk full" in run("info", "failing").stdout
+        assert "\x1b" not in run("info", "failing").stdout
+        [info] = lines(run("info", "failing", "-o", "json"))
+        assert info["metadata"] == "disk full\nof\x1b[2J records"
+        with pytest.raises(InvalidRequestError, match="4096"):
+            client.groups.commit("failing", {}, metadata="x" * 4097)
+    run("reset", "failing", "orders", "--to", "latest")
+    assert "last commit" not in run("info", "failing").stdout
 
 
 def test_a_place_beyond_the_end_is_rejected(run):

@@ -1,5 +1,6 @@
 """The output of commands."""
 
+import io
 import json
 import subprocess
 import sys
@@ -157,3 +158,31 @@ def test_progress_stays_off_standard_output(capsys):
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.splitlines()[0] == "reading ..."
+
+
+class Terminal(io.StringIO):
+    """A standard output that is a terminal."""
+
+    def isatty(self):
+        return True
+
+
+ROWS = [("orders-of-all-shops-in-europe", "orders.europe.*.shop.>", 64, 104_857_600, "replicated")]
+HEADS = ("name", "subject", "#partitions", "#records", "acks")
+
+
+@pytest.mark.parametrize("columns", [50, 70, 80])
+def test_a_table_fits_the_terminal(monkeypatch, columns):
+    """The longest texts are cut, no number is; a pipe gets all of it."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr("sys.stdout", out := Terminal())
+    print_table(HEADS, ROWS)
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= max(columns, 55)
+    assert "…" in lines[1]
+    assert "64" in lines[1]
+    assert "104,857,600" in lines[1]
+    monkeypatch.setattr("sys.stdout", out := io.StringIO())
+    print_table(HEADS, ROWS)
+    assert ROWS[0][0] in out.getvalue()
+    assert "…" not in out.getvalue()

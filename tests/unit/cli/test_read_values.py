@@ -109,16 +109,63 @@ def test_arrow_times_with_nanoseconds_keep_them(strandline_url):
     assert second["value"] == [{"n": 2}]
 
 
+def test_avro_is_read_by_the_versions_of_the_stream(strandline_url, schema):
+    """Without a file: each value by its version, shown with the newest names."""
+    renamed = json.loads(json.dumps(SCHEMA))
+    renamed["fields"][0] |= {"name": "number", "aliases": ["id"]}
+    at = datetime(2026, 11, 27, tzinfo=UTC)
+    with strandline.connect(strandline_url) as client:
+        client.create_stream("orders")
+        client.schemas.set("orders", schema.read_text())
+        client.schemas.set("orders", json.dumps(renamed))
+        client.append("orders", avro({"id": 7, "note": None, "at": at}))
+        client.append("orders", b"\xff")
+    good, bad = documents(read(strandline_url, "--values", "avro"))
+    assert good["value"] == {"number": 7, "note": None, "at": "2026-11-27T00:00:00Z"}
+    assert bad["value_error"].startswith("it fits no version of the schema; not Avro of this")
+
+
+def test_json_is_read_by_the_versions_of_the_stream(strandline_url):
+    """As columns; without a schema as it is. Numbers that JSON has not are text in the output."""
+    first, second = b'{"id":1,"customer":"ada","x":NaN}', b'{"id":2,"client":"bob","x":-Infinity}'
+    with strandline.connect(strandline_url) as client:
+        client.create_stream("orders")
+        for value in (first, second, b'{"client":"eve"}', b"[" * 10_000):
+            client.append("orders", value)
+        plain = documents(read(strandline_url, "--values", "json"))
+        assert [each["value"] for each in plain[:3]] == [
+            {"id": 1, "customer": "ada", "x": "NaN"},
+            {"id": 2, "client": "bob", "x": "-Infinity"},
+            {"client": "eve"},
+        ]
+        assert "recursion" in plain[3]["value_error"]
+        client.schemas.set("orders", "id BIGINT NOT NULL, customer STRING, x DOUBLE")
+        columns = client.schemas.get("orders").columns
+        named = [{"name": c.name, "type": c.type, "id": c.id} for c in columns]
+        named[1]["name"] = "client"
+        client.schemas.set("orders", json.dumps(named))
+    one, two, three, four = documents(read(strandline_url, "--values", "json"))
+    assert one["value"] == {"id": 1, "client": "ada", "x": "NaN"}
+    assert two["value"] == {"id": 2, "client": "bob", "x": "-Infinity"}
+    assert three["value"] == {"id": None, "client": "eve", "x": None}
+    assert four["value_error"]
+
+
 def test_what_does_not_fit_together_is_refused(strandline_url, schema, tmp_path):
     """Before anything is read, with what to do."""
     for options, told in (
-        (("--values", "avro"), "belong together"),
-        (("--schema", schema), "belong together"),
+        (("--values", "avro"), "no stream 'orders'"),
+        (("--schema", schema), "add --values avro"),
         (("--values", "arrow", "--format", "raw"), "leave --values out"),
         (("--values", "avro", "--schema", tmp_path / "none"), "cannot read the schema"),
     ):
         output = "text" if "raw" in options else "json"
         assert told in read(strandline_url, *options, code=1, output=output).stderr
+    with strandline.connect(strandline_url) as client:
+        client.create_stream("orders")
+        assert "has no schema" in read(strandline_url, "--values", "avro", code=1).stderr
+        client.schemas.set("orders", "id BIGINT")
+    assert "give --values json" in read(strandline_url, "--values", "avro", code=1).stderr
     schema.write_text("{}")
     failed = read(strandline_url, "--values", "avro", "--schema", schema, code=1)
     assert "not an Avro schema" in failed.stderr

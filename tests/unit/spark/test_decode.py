@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from pyspark.sql.types import ArrayType, MapType, StringType, StructType
 
 from strandline.errors import InvalidConfigError, InvalidRecordError
-from strandline.spark.avro import arrow_schema_of
-from strandline.spark.decode import (
+from strandline.spark.options import parse_table_options
+from strandline.spark.table_values import Decoding, check_decoding
+from strandline.values.avro import arrow_schema_of
+from strandline.values.decode import (
     check_distinct_names,
     decoded_schema,
     infer_json_schema,
     value_decoder,
 )
-from strandline.spark.options import parse_table_options
-from strandline.spark.table_values import Decoding, check_decoding
 
 from . import json_cases
 

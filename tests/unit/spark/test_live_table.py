@@ -17,7 +17,6 @@ from strandline.errors import (
     InvalidRequestError,
 )
 from strandline.spark.connection import forget_client, identity_of, read_rows
-from strandline.spark.decode import RECORD_SCHEMA, decoded_schema
 from strandline.spark.options import ReadOptions, TableOptions
 from strandline.spark.planning import OffsetRange
 from strandline.spark.table import commit
@@ -25,6 +24,7 @@ from strandline.spark.table_log import Proposal, encode_schema
 from strandline.spark.table_open import existing_store, open_store
 from strandline.spark.table_stage import FileSettings, stage
 from strandline.testing import Server
+from strandline.values.decode import RECORD_SCHEMA, decoded_schema
 
 from .tables import DAY_MS
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 import yaml
 from pyspark import SparkContext
+from pyspark.sql.pandas.types import from_arrow_schema
 from typer.testing import CliRunner
 
 import strandline
@@ -28,7 +29,6 @@ from strandline.errors import (
     InvalidRequestError,
 )
 from strandline.spark.connection import forget_client
-from strandline.spark.ddl import parse_ddl
 from strandline.spark.pipelines.config import decode_pipeline
 from strandline.spark.pipelines.local import run_local
 from strandline.spark.pipelines.run import start_pipeline
@@ -36,6 +36,7 @@ from strandline.spark.pipelines.status import load_status
 from strandline.spark.table import table_summary
 from strandline.spark.table_store import LocalDirectory
 from strandline.testing import Server
+from strandline.values.columns import parse_columns
 from tests.kit.local_loads import FORMATS, LocalLoad, sql_catalog
 from tests.kit.waiting import until
 
@@ -414,7 +415,10 @@ def test_a_local_load_needs_no_session(log):
 )
 def test_columns_are_parsed_without_spark(text, columns):
     """As Spark writes them."""
-    found = {field.name: field.dataType.simpleString() for field in parse_ddl(text)}
+    found = {
+        field.name: field.dataType.simpleString()
+        for field in from_arrow_schema(parse_columns(text))
+    }
     assert found == (columns or {"a": "double", "d": "decimal(5,2)", "e": "decimal(10,0)"})
 
 
@@ -424,7 +428,7 @@ def test_columns_are_parsed_without_spark(text, columns):
 def test_columns_that_are_none_are_rejected(text):
     """The error shows what is meant."""
     with pytest.raises(InvalidConfigError, match="'schema' takes columns such as"):
-        parse_ddl(text)
+        parse_columns(text)
 
 
 def test_a_plan_is_readable(log):

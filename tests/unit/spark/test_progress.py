@@ -3,9 +3,10 @@
 import pytest
 
 import strandline
+from strandline.errors import UnknownStreamError
 from strandline.spark.connection import forget_client
 from strandline.spark.options import parse_read_options
-from strandline.spark.progress import QueryProgress
+from strandline.spark.progress import QueryProgress, failure_noted
 from strandline.testing import Server
 
 
@@ -33,6 +34,20 @@ def test_what_a_query_has_reached_is_the_position_of_its_group(broker):
     progress(url).reached({0: 9, 1: 9})
     assert client.groups.committed_offsets("a copy") == {("orders", 0): 5, ("orders", 1): 2}
     assert [group.group for group in client.groups.list()] == ["a copy"]
+
+
+def test_the_error_that_ends_a_pipeline_is_shown_until_it_goes_on(broker):
+    """In each of its groups; that it cannot be noted hides no error."""
+    url, client = broker
+    with pytest.raises(UnknownStreamError), failure_noted(url, ["a copy", "a load"]):
+        raise UnknownStreamError("no stream 'orders'")
+    assert [client.groups.info(each).metadata for each in ("a copy", "a load")] == [
+        "no stream 'orders'"
+    ] * 2
+    progress(url, group="a copy").reached({0: 3})
+    assert client.groups.info("a copy").metadata == ""
+    with pytest.raises(UnknownStreamError), failure_noted(url, ["x" * 4000]):
+        raise UnknownStreamError("no stream 'orders'")
 
 
 def test_the_same_place_is_noted_once(broker):

@@ -19,7 +19,6 @@ from pyspark.sql.pandas.types import from_arrow_schema
 import strandline
 from strandline.errors import InvalidConfigError, InvalidRecordError, InvalidRequestError
 from strandline.spark.connection import forget_client
-from strandline.spark.decode import RECORD_SCHEMA
 from strandline.spark.options import parse_table_options
 from strandline.spark.pipelines.config import decode_pipeline
 from strandline.spark.pipelines.local import run_local
@@ -29,6 +28,7 @@ from strandline.spark.table_iceberg import open_catalog
 from strandline.spark.table_io import TableCommitter
 from strandline.spark.table_open import existing_store
 from strandline.testing import Server
+from strandline.values.decode import RECORD_SCHEMA
 from tests.kit.local_loads import LocalLoad, sql_catalog
 
 FORMATS = ("delta", "iceberg")

@@ -128,6 +128,7 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
         number: int = 0,
         transaction: PendingOffsets | None = None,
         owner: str = "",
+        metadata: str = "",
     ) -> None:
         """Commit offsets; return when every in-sync replica has them.
 
@@ -140,6 +141,7 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
                 is never repeated.
             transaction: the offsets count when it commits.
             owner: the principal that commits; empty where access is not checked.
+            metadata: what is shown of the group until its next commit.
 
         Raises:
             NotAllowedError: the member belongs to another principal.
@@ -151,7 +153,7 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
         """
         await self._ask(
             lambda token: ev.Commit(
-                token, group, positions, member, epoch, number, transaction, owner
+                token, group, positions, member, epoch, number, transaction, owner, metadata
             )
         )
         self.broker.telemetry.offset_commits += 1
@@ -294,6 +296,7 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
             copy.epoch, copy.members = known.epoch, dict(known.members)
             copy.positions, copy.committed = _copy(known), dict(known.committed)
             copy.undecided, copy.began_with = dict(known.undecided), dict(known.began_with)
+            copy.metadata = known.metadata
             return copy
 
         found: ConsumerGroup | None = await self._read(question)

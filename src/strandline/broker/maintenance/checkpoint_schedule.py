@@ -136,7 +136,7 @@ class CheckpointSchedule:
             storage = self._storage
             assert storage is not None, "attached at start"
             self._written_back_bytes = storage.journal.written_bytes
-            for log in list(storage.logs.values()):
+            for log in [each for each in storage.logs.values() if each.can_write_back]:
                 await write_back(log, pause_s=WRITE_BACK_PAUSE_S, parts_max=WRITE_BACK_PARTS_MAX)
 
     def _is_space_wanted(self) -> bool:

@@ -8,7 +8,6 @@ to it when something was committed, or after a moment.
 """
 
 import asyncio
-from typing import NamedTuple
 
 from strandline.broker.write_path.admission import Admission
 from strandline.broker.write_path.partition import Partition
@@ -23,11 +22,8 @@ RECORD_OVERHEAD_BYTES = 128
 """Of a record: its entries in the columns, and perhaps a subject of its own."""
 
 
-class DrainedBatch(NamedTuple):
-    """The batches drained from one partition; a batch that is given up leaves the list."""
-
-    partition: Partition
-    chunks: list[Chunk]
+DrainedBatch = tuple[Partition, list[Chunk]]
+"""The batches drained from one partition; a batch that is given up leaves the list."""
 
 
 class AppendQueue:
@@ -83,14 +79,14 @@ class AppendQueue:
             if room <= 0 or records <= 0:
                 admission.dirty = dirty[index:] + admission.dirty
                 break
-            if partition.is_gathering:
+            if partition.replica_hooks is not None and partition.is_gathering:
                 self._gathering.add(partition)
                 self._loop.call_later(GATHERING_MS_MAX / 1e3, self.go_on_with, partition)
                 continue
             chunks, taken_bytes, taken_records = partition.take(room, records)
             room -= taken_bytes
             records -= taken_records
-            taken.append(DrainedBatch(partition, chunks))
+            taken.append((partition, chunks))
             if partition.pending.batches:
                 admission.dirty.append(partition)
         return taken

@@ -104,7 +104,7 @@ def append_atomic(
 def _fill(chunk: PendingRecords, records: Sequence[AtomicRecord]) -> int:
     """Add records to a chunk; return the size of the largest."""
     values, subjects, keys, headers, *_ = map(list, zip(*records, strict=True))
-    chunk.values, chunk.subjects = values, subjects
+    chunk.values, chunk.subjects, chunk.count = values, subjects, len(values)
     chunk.keys = keys if keys.count(None) < len(keys) else None
     chunk.headers = headers if any(headers) else None
     sizes = [

@@ -16,8 +16,6 @@ plan. A partition that fails loses its own batches only; as offsets are dense, a
 has accepted after them are lost too.
 """
 
-from typing import NamedTuple
-
 from strandline.broker.write_path.admission import Admission
 from strandline.broker.write_path.append_queue import DrainedBatch
 from strandline.broker.write_path.partition import Partition
@@ -36,14 +34,8 @@ from strandline.storage.log import Log
 from strandline.telemetry import Telemetry
 from strandline.types import LogId, Offset, TimestampNs
 
-
-class WrittenBatch(NamedTuple):
-    """A batch that is in its partition's log, which ends at ``next_offset`` after it."""
-
-    partition: Partition
-    chunk: Chunk
-    batch: bytearray
-    next_offset: Offset
+WrittenBatch = tuple[Partition, Chunk, bytearray, Offset]
+"""A batch that is in its partition's log, which ends at the offset after it."""
 
 
 class IoPlan:
@@ -81,7 +73,7 @@ class IoPlan:
         self._met_full_disk = False
 
     def __repr__(self) -> str:
-        writes = [f"{each.partition.name}@{each.chunk.base_offset}" for each in self.writes]
+        writes = [f"{partition.name}@{chunk.base_offset}" for partition, chunk, _, _ in self.writes]
         return f"IoPlan(writes={writes}, parts={len(self.parts)}, bytes={self.size})"
 
     # Writes
@@ -141,7 +133,7 @@ class IoPlan:
                     break
                 count = chunk.count
                 next_offset = Offset(chunk.base_offset + count)
-                self.writes.append(WrittenBatch(partition, chunk, batch, next_offset))
+                self.writes.append((partition, chunk, batch, next_offset))
                 self.parts.append((partition.log_id, batch))
                 self.logs.append(partition.log)
                 self.size += len(batch)
@@ -152,8 +144,8 @@ class IoPlan:
     def only_source(self) -> AckSink | None:
         """Return the connection that all came over, judging by the ends of each batch."""
         source = None
-        for each in self.writes:
-            waiting = each.chunk.waiting
+        for _, chunk, _, _ in self.writes:
+            waiting = chunk.waiting
             if not waiting:
                 continue
             source = source or waiting[0].ack_sink

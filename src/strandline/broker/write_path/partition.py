@@ -48,7 +48,6 @@ from strandline.broker.write_path.pending import (
     waiters_at,
 )
 from strandline.broker.write_path.repeat_answers import RepeatAnswers
-from strandline.broker.write_path.send_queue import DueAcks
 from strandline.broker.write_path.subject_sequences import SubjectSequences
 from strandline.config import Acks, StreamConfig
 from strandline.core.transactions.effects import MarkerKind
@@ -500,16 +499,16 @@ class Partition:
             LogPoisonedError: a write failed.
         """
         now_ns = self.times.next(now_ns)
-        stamp = Stamp(chunk.base_offset, self.leader_epoch, now_ns, self.config.compression)
-        batch = chunk.encode(stamp)
-        if self.log.sealer is not None:
-            batch = self.log.sealer.seal(batch)
-        base = chunk.base_offset
-        extent = Extent(base, Offset(base + chunk.count), len(batch), now_ns, now_ns)
-        self.log.append(batch, extent)
-        self.times.note(base, extent.next_offset, now_ns)
-        if self.transaction_index is not None:
-            self.transaction_index.written(batch)
+        base, log = chunk.base_offset, self.log
+        batch = chunk.encode(Stamp(base, self.leader_epoch, now_ns, self.config.compression))
+        if log.sealer is not None:
+            batch = log.sealer.seal(batch)
+        next_offset = Offset(base + chunk.count)
+        log.append(batch, Extent(base, next_offset, len(batch), now_ns, now_ns))
+        self.times.note(base, next_offset, now_ns)
+        index = self.committed.transaction_index
+        if index is not None:
+            index.written(batch)
         return batch
 
     def commit(self, offset: Offset) -> None:
@@ -530,8 +529,10 @@ class Partition:
         if self.replica_hooks is not None:
             self.replica_hooks.synced(chunk, next_offset)
             return
-        self.commit(next_offset)
-        self._admission.send_queue.acks.append(DueAcks(self.name, chunk.waiting))
+        self.committed.commit(next_offset)
+        if self._repeats.late:
+            self._repeats.committed(next_offset)
+        self._admission.send_queue.acks.append((self.name, chunk.waiting))
         chunk.waiting = []
 
     def reject_from(self, chunks: Sequence[Chunk], error: StrandlineError) -> int:

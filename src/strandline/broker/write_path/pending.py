@@ -148,6 +148,7 @@ class PendingRecords:
 
     __slots__ = (
         "base_offset",
+        "count",
         "early",
         "headers",
         "keys",
@@ -160,6 +161,7 @@ class PendingRecords:
 
     def __init__(self, base_offset: Offset) -> None:
         self.base_offset = base_offset
+        self.count = 0
         self.values: list[bytes | None] = []
         self.subjects: list[str] = []
         self.keys: list[bytes | None] | None = None
@@ -174,13 +176,9 @@ class PendingRecords:
         """Never: records that come one by one belong to no transaction."""
         return False
 
-    @property
-    def count(self) -> int:
-        """Records in the chunk."""
-        return len(self.values)
-
     def add(self, value: bytes | None, subject: str) -> None:
         """Add a record without key and headers."""
+        self.count += 1
         self.values.append(value)
         self.subjects.append(subject)
         if self.keys is not None:
@@ -196,6 +194,7 @@ class PendingRecords:
             subjects: one for each, or one for all.
         """
         count = len(values)
+        self.count += count
         self.values += values
         self.subjects += subjects if len(subjects) == count else [subjects[0]] * count
         if self.keys is not None:
@@ -340,7 +339,7 @@ class PendingQueue:
         if (
             batch is None
             or batch.size >= CHUNK_BYTES_MAX
-            or len(batch.values) + records > BATCH_RECORDS_MAX
+            or batch.count + records > BATCH_RECORDS_MAX
         ):
             batch = self._open = PendingRecords(base_offset)
             self.batches.append(batch)
@@ -357,6 +356,10 @@ class PendingQueue:
         Returns:
             The batches, how many bytes they have and how many records.
         """
+        if len(self.batches) == 1:  # as nearly always
+            [batch], self._open = self.batches, None
+            batches, self.batches = self.batches, []
+            return batches, batch.size, batch.count
         taken, size, records = 0, 0, 0
         for batch in self.batches:
             next_size, next_records = size + batch.size, records + batch.count

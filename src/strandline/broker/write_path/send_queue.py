@@ -10,18 +10,13 @@ others.
 
 import asyncio
 from collections.abc import Callable
-from typing import NamedTuple
 
 from strandline.broker.write_path.pending import Waiting
 from strandline.telemetry import Telemetry
 from strandline.types import PartitionName
 
-
-class DueAcks(NamedTuple):
-    """Publishers of one partition whose records are as safe as they required."""
-
-    partition: PartitionName
-    waiting: list[Waiting]
+DueAcks = tuple[PartitionName, list[Waiting]]
+"""Publishers of one partition whose records are as safe as they required."""
 
 
 class SendQueue:
@@ -63,7 +58,7 @@ class SendQueue:
 
     def acknowledge(self, partition: PartitionName, waiting: list[Waiting]) -> None:
         """Acknowledge records in the loop's next round, or in a group commit that ends before."""
-        self.acks.append(DueAcks(partition, waiting))
+        self.acks.append((partition, waiting))
         self.deliver_soon()
 
     def deliver_soon(self) -> None:

@@ -51,12 +51,15 @@ class Groups:
         """
         return LogOffsetStore(self._coordinator).read(text(group, "a group"))
 
-    def commit(self, group: str, offsets: Offsets, *, timeout_s: float = TIMEOUT_S) -> None:
+    def commit(
+        self, group: str, offsets: Offsets, *, metadata: str = "", timeout_s: float = TIMEOUT_S
+    ) -> None:
         """Set committed offsets of a group without members; also for consumers in no group.
 
         Args:
             group: its name.
             offsets: the next offset to consume, by partition.
+            metadata: at most 4,096 characters that ``info`` shows until the next commit.
             timeout_s: how long to try.
 
         Raises:
@@ -64,7 +67,7 @@ class Groups:
         """
         given = offsets_by_partition(offsets)
         LogOffsetStore(self._coordinator, timeout_s=timeout_s).commit(
-            text(group, "a group"), given, Owner()
+            text(group, "a group"), given, Owner(), metadata=metadata
         )
 
     def reset(

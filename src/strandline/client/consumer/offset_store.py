@@ -92,9 +92,9 @@ class LogOffsetStore:
         known = self.read(group)
         return {name: known[name] for name in partitions if name in known}
 
-    def commit(self, group: str, offsets: Offsets, owner: Owner) -> None:
-        """Commit offsets; see ``OffsetStore``."""
-        if not offsets:
+    def commit(self, group: str, offsets: Offsets, owner: Owner, *, metadata: str = "") -> None:
+        """Commit offsets; see ``OffsetStore``. ``metadata`` is shown until the next commit."""
+        if not offsets and not metadata:
             return
         self._commits += 1
         body = wire.CommitOffsets(
@@ -103,6 +103,7 @@ class LogOffsetStore:
             member=owner.member,
             epoch=owner.epoch,
             number=self._commits,
+            metadata=metadata,
         )
         self._coordinator.ask(wire.COMMIT_OFFSETS, body, timeout_s=self._timeout_s)
 

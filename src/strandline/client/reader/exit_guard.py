@@ -17,8 +17,10 @@ import pyarrow as pa
 
 WAIT_S = 2.0
 """How long exit waits for reads at most."""
-QUIET_S = 0.02
-"""How long no thread may enter a read before exit goes on: Arrow's code is entered before ours."""
+QUIET_S = 0.1
+"""How long no thread may enter a read before exit goes on: Arrow's code is entered before ours, and
+on a busy machine a thread waits tens of milliseconds for a core.
+"""
 
 
 class GuardedBatches:
@@ -58,6 +60,7 @@ class _Calls:
 
     def begun(self, read: GuardedBatches) -> None:
         """Note a read, to be cancelled at exit."""
+        self._stay_if_exiting()
         with self._lock:
             self._reads.add(read)
 

@@ -37,7 +37,7 @@ from strandline.core.consumers.effects import (
 )
 from strandline.core.consumers.flow import FlowWindow
 from strandline.core.consumers.pulls import TIMERS_MIN, Pull, PullQueue
-from strandline.core.consumers.state import ConsumerState, PendingRecord
+from strandline.core.consumers.state import ConsumerState, PendingRecord, split_sequence
 
 NO_MESSAGES: Final = "404 No Messages"
 EXPIRED: Final = "408 Request Timeout"
@@ -201,10 +201,14 @@ class PullConsumer:
         state.delivered_consumer += len(sequences)
         self.is_changed = True
         deliveries = 1
-        if sequences[0] > state.delivered_stream:
-            state.delivered_stream = sequences[-1]
+        if sequences[0] not in state.pending:
+            is_new = state.advance(sequences[-1])
+            assert is_new, "only what is pending is delivered again"
             if self.policy.acks == "none":
-                state.floor_stream, state.floor_consumer = sequences[-1], state.delivered_consumer
+                state.floor_stream, state.floor_consumer = (
+                    state.delivered_stream,
+                    state.delivered_consumer,
+                )
             else:
                 numbers = range(before + 1, state.delivered_consumer + 1)
                 state.pending.update(zip(sequences, map(_first_delivery, numbers), strict=True))
@@ -232,6 +236,13 @@ class PullConsumer:
         """Return the first records that are due for redelivery, in order."""
         return list(islice(self._again, limit))
 
+    def postpone(self, sequences: Iterable[int], due_ms: float) -> None:
+        """Deliver records later that are due for redelivery: they cannot be read now."""
+        due = [each for each in sequences if each in self._again]
+        for each in due:
+            del self._again[each]
+        self._expect_acks(due, due_ms)
+
     def skip(self, sequence: int) -> None:
         """Drop a pending record that no longer exists."""
         if self.state.pending.pop(sequence, None) is not None:
@@ -240,12 +251,10 @@ class PullConsumer:
             self.is_changed = True
 
     def pass_over(self, sequence: int) -> None:
-        """Note that no record up to this sequence passes the filters."""
+        """Note that no record up to this sequence, in its partition, passes the filters."""
         state = self.state
-        if sequence > state.delivered_stream:
-            state.delivered_stream = sequence
-            if not state.pending:
-                state.floor_stream = sequence
+        if state.advance(sequence) and not state.pending:
+            state.floor_stream = state.delivered_stream
 
     def exhausted(self) -> list[Effect]:
         """End the pulls that do not wait: there are no new records now."""
@@ -312,7 +321,8 @@ class PullConsumer:
             state.floor_consumer = state.delivered_consumer
             return
         first = next(iter(state.pending))  # new records come in order
-        state.floor_stream = max(state.floor_stream, first - 1)
+        if not state.positions:
+            state.floor_stream = max(state.floor_stream, first - 1)
         before = state.pending[first].consumer_sequence - 1
         state.floor_consumer = max(state.floor_consumer, before)
 
@@ -430,8 +440,15 @@ class PullConsumer:
         state, pending = self.state, self.state.pending
         assert state.floor_stream <= state.delivered_stream
         assert state.floor_consumer <= state.delivered_consumer
-        assert list(pending) == sorted(pending), "by which the floor is found"
-        assert all(state.floor_stream < each <= state.delivered_stream for each in pending)
+        numbers = [record.consumer_sequence for record in pending.values()]
+        assert numbers == sorted(numbers), "by which the floor is found"
+        if state.positions:
+            places = [split_sequence(each, len(state.positions)) for each in pending]
+            assert all(0 < within <= state.positions[number] for within, number in places)
+            assert state.delivered_stream == sum(state.positions)
+        else:
+            assert list(pending) == sorted(pending)
+            assert all(state.floor_stream < each <= state.delivered_stream for each in pending)
         assert set(self._again) | set(self._due) == set(pending)
         assert not set(self._again) & set(self._due)
         assert self._timed == sum(len(waiting) for _, _, waiting in self._timers)

@@ -1,6 +1,9 @@
 """The durable state of a consumer: how far it has come, and which records are pending.
 
-Rules: sequences count from 1, as NATS clients expect; a stream sequence is an offset plus one.
+Rules: sequences count from 1, as NATS clients expect. In a stream of one partition a sequence is an
+offset plus one. A consumer of several partitions has a position in each. The sequences of its
+records number all partitions together (``merged_sequence``), which tells a record's partition and
+its place there, but no order between partitions.
 """
 
 import msgspec
@@ -20,18 +23,64 @@ class ConsumerState(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The progress of a consumer: delivered, acknowledged and pending records.
 
     Invariants: ``floor_stream <= delivered_stream``, ``floor_consumer <= delivered_consumer``, and
-    pending records lie above the floor and not above what was delivered.
+    pending records lie above the floor and not above what was delivered, each in its partition.
     """
 
     delivered_stream: int = 0
-    """The last sequence that was delivered or skipped."""
+    """The last sequence that was delivered or skipped; of several partitions the sum of theirs."""
     delivered_consumer: int = 0
     """The number of deliveries."""
     floor_stream: int = 0
-    """Everything up to here is acknowledged."""
+    """Everything up to here is acknowledged; of several partitions ``floors`` knows it."""
     floor_consumer: int = 0
     pending: dict[int, PendingRecord] = {}
     """By sequence in the stream, in the order of first deliveries."""
+    positions: list[int] = []
+    """Of each of several partitions: its last sequence that was delivered or skipped."""
+
+    def advance(self, sequence: int) -> bool:
+        """Move to a sequence, up to which its partition is delivered; return whether it was behind.
+
+        Args:
+            sequence: of a record.
+        """
+        if not self.positions:
+            is_behind = sequence > self.delivered_stream
+            self.delivered_stream = max(sequence, self.delivered_stream)
+            return is_behind
+        within, number = split_sequence(sequence, len(self.positions))
+        is_behind = within > self.positions[number]
+        self.positions[number] = max(within, self.positions[number])
+        self.delivered_stream = sum(self.positions)
+        return is_behind
+
+    @property
+    def floors(self) -> list[int]:
+        """Up to which sequence of each partition everything is acknowledged."""
+        if not self.positions:
+            return [self.floor_stream]
+        floors, count = list(self.positions), len(self.positions)
+        for sequence in self.pending:
+            within, number = split_sequence(sequence, count)
+            floors[number] = min(floors[number], within - 1)
+        return floors
+
+
+def merged_sequence(within: int, number: int, count: int) -> int:
+    """Return the sequence of a record among several partitions.
+
+    Args:
+        within: its sequence in its partition.
+        number: the partition's.
+        count: of the partitions.
+    """
+    return (within - 1) * count + number + 1
+
+
+def split_sequence(sequence: int, count: int) -> tuple[int, int]:
+    """Return a record's sequence in its partition, and the partition's number."""
+    before, number = divmod(sequence - 1, count)
+    return before + 1, number
 
 
 _encode = msgspec.json.Encoder().encode

@@ -282,6 +282,7 @@ class GroupCoordinator:
                 transaction=request.transaction,
                 began_with=begun.partitions,
                 created=begun.created,
+                metadata=None if request.metadata == group.metadata else request.metadata,
             )
         )
 

@@ -84,6 +84,7 @@ class Commit(msgspec.Struct, frozen=True):
     number: int = 0
     transaction: PendingOffsets | None = None
     owner: str = ""
+    metadata: str = ""
 
 
 class MarkTransaction(msgspec.Struct, frozen=True):

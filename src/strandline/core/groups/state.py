@@ -84,6 +84,8 @@ class GroupEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The settings and the state of the NATS consumer whose group it is, as that wrote them."""
     consumer_epoch: int = 0
     """The leader epoch of the partition under which it works: nobody with an older one writes."""
+    metadata: str | None = None
+    """What a commit says beside its offsets; None: as before."""
 
 
 _encode = msgspec.json.Encoder().encode
@@ -128,11 +130,19 @@ class ConsumerGroup:
         self.consumer = ""
         """Of a NATS consumer, which is then the only one that reads for the group; empty: none."""
         self.consumer_epoch = 0
+        self.metadata = ""
 
     @property
     def is_over(self) -> bool:
         """Whether the group can be deleted: nothing is kept in it."""
-        return not (self.members or self.positions or self.undecided or self.keeps or self.consumer)
+        return not (
+            self.members
+            or self.positions
+            or self.undecided
+            or self.keeps
+            or self.consumer
+            or self.metadata
+        )
 
     def by_instance(self, instance: str) -> GroupMember | None:
         """Return the static member of that name."""
@@ -188,6 +198,8 @@ class GroupsState:
         group.keeps = group.keeps or entry.keeps
         group.consumer = entry.consumer or group.consumer
         group.consumer_epoch = max(group.consumer_epoch, entry.consumer_epoch)
+        if entry.metadata is not None:
+            group.metadata = entry.metadata
         if entry.transaction is not None:
             self._wait(entry.group, entry.positions, entry.transaction)
             return
@@ -241,6 +253,7 @@ class GroupsState:
                 keeps=group.keeps,
                 consumer=group.consumer,
                 consumer_epoch=group.consumer_epoch,
+                metadata=group.metadata,
             )
             members = list(group.members.values())
             for start in range(0, len(members), per_entry):

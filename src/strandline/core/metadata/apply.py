@@ -21,6 +21,7 @@ from strandline.core.metadata import (
     changes,
     groups,
     quotas,
+    schemas,
     skips,
     states,
     stream_keys,
@@ -29,12 +30,14 @@ from strandline.core.metadata import (
 from strandline.core.metadata.access_commands import AddToken, Grant, Revoke, RevokeToken
 from strandline.core.metadata.commands import (
     AddPartitions,
+    AddSchema,
     AdmitBroker,
     AllocateProducerIds,
     BeginShutdown,
     ChangeIsr,
     Command,
     CreateStream,
+    DeleteSchema,
     DeleteStream,
     Drain,
     ElectLeader,
@@ -71,6 +74,8 @@ PRODUCER_IDS_MAX = 1_000_000
 _WHOLE: dict[type[Any], Callable[[MetadataImage, Any], MetadataImage]] = {
     CreateStream: streams.create_stream,
     KeepStreamKeys: stream_keys.keep_stream_keys,
+    AddSchema: schemas.add_schema,
+    DeleteSchema: schemas.delete_schema,
     DeleteStream: streams.delete_stream,
     AddPartitions: streams.add_partitions,
     AdmitBroker: brokers.admit,

@@ -16,6 +16,7 @@ from strandline.core.metadata.access_commands import AddToken, Grant, Revoke, Re
 from strandline.core.metadata.quota_commands import RemoveQuota, SetQuota
 from strandline.errors import UNDECODABLE, InvalidRecordError
 from strandline.types import BrokerId, LeaderEpoch, LogId, Offset, PartitionName, WrappedKey
+from strandline.values.schema import SchemaVersion
 
 Replicas = tuple[BrokerId, ...]
 ElectionReason = Literal[
@@ -38,6 +39,19 @@ class KeepStreamKeys(msgspec.Struct, frozen=True, tag=True):
 
     name: str
     keys: tuple[WrappedKey, ...]
+
+
+class AddSchema(msgspec.Struct, frozen=True, tag=True):
+    """Add a version of a stream's schema, which was checked against the earlier ones."""
+
+    name: str
+    schema: SchemaVersion
+
+
+class DeleteSchema(msgspec.Struct, frozen=True, tag=True):
+    """Delete all versions of a stream's schema."""
+
+    name: str
 
 
 class DeleteStream(msgspec.Struct, frozen=True, tag=True):
@@ -309,6 +323,8 @@ class OpenSession(msgspec.Struct, frozen=True, tag=True):
 Command = (
     CreateStream
     | KeepStreamKeys
+    | AddSchema
+    | DeleteSchema
     | DeleteStream
     | AddPartitions
     | AdmitBroker

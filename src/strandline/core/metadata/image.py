@@ -35,6 +35,7 @@ from strandline.security.acl import Rule
 from strandline.security.quota import Quota
 from strandline.security.tokens import Token
 from strandline.types import BrokerId, LeaderEpoch, LogId, Offset, PartitionName, WrappedKey
+from strandline.values.schema import SchemaVersion
 
 IMAGE_VERSION = 4
 """Of the stored form. 1 had no brokers, 2 forgot who was removed, 3 knew no rules, tokens, keys and
@@ -168,6 +169,8 @@ class StreamImage(msgspec.Struct, frozen=True, kw_only=True):
     """By number, of partitions that were ever readonly or paused."""
     keys: tuple[WrappedKey, ...] = ()
     """The data keys of an encrypted stream, numbered from 1, the newest last."""
+    schema: tuple[SchemaVersion, ...] = ()
+    """The versions of the schema of its values, ascending."""
 
 
 class StreamTable(dict[str, StreamImage]):

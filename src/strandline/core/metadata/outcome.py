@@ -33,6 +33,7 @@ Reason = Literal[
     "unknown_member",
     "already_member",
     "stale_keys",  # would replace a data key that records need
+    "stale_schema",  # another version was added first
     "stale_group",  # the consumer group has changed since it was decided
     "unknown_rule",
     "unknown_token",

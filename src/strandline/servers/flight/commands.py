@@ -26,6 +26,7 @@ from strandline.servers.flight import (  # noqa: F401  their import fills HANDLE
     local,
     monitoring,
     quotas,
+    schemas,
     transactions,
 )
 from strandline.servers.flight.actions import HANDLERS, ActionContext

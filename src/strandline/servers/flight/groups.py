@@ -59,6 +59,7 @@ def _commit(context: ActionContext, request: wire.CommitOffsets) -> list[None]:
             number=request.number,
             transaction=None if ref is None else PendingOffsets(ref.producer_id, ref.epoch),
             owner=context.owner,
+            metadata=request.metadata,
         )
     )
     return []
@@ -79,6 +80,7 @@ def _info(context: ActionContext, request: wire.GroupRef) -> list[wire.GroupInfo
             members=tuple(_member(member) for _, member in sorted(group.members.items())),
             positions=group.positions,
             undecided=undecided,
+            metadata=group.metadata,
         )
     ]
 

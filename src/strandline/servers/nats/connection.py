@@ -10,7 +10,7 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Sequence
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -521,10 +521,10 @@ class PublisherConnection(MessageReader):
             self.output.append(line)
 
     def acked(
-        self, token: object, partition: PartitionName, offset: Offset, *, duplicate: bool
+        self, token: Any, partition: PartitionName, offset: Offset, *, duplicate: bool
     ) -> None:
         """Queue a PubAck."""
-        reply = cast("bytes", token)
+        reply: bytes = token
         if duplicate:
             self.deliver(reply, pub_ack(partition, offset, duplicate=True))
             return

@@ -254,17 +254,28 @@ class MessageIngest:
         if envelope.MAGIC in [payload[: len(envelope.MAGIC)] for payload in payloads]:
             return False
         found: dict[bytes, tuple[str, PartitionPort]] = {}
+        has_reply, is_forwarding = any(replies), self.is_forwarding
         for subject in set(subjects):
             route = routes.remembered.get(subject)
             if route is None:
                 return False
-            partition = self._direct_partition(route, sink, has_reply=any(replies))
-            if partition is None:
+            partition = route.partition
+            if partition is None or (has_reply and not route.answers):
+                return False
+            is_ours = sink.is_alone or route.is_shared
+            if is_ours and (is_forwarding or not partition.is_led):
                 return False
             found[subject] = route.subject, partition
         if len(found) == 1:
             [(name, partition)] = found.values()
             partition.append_many(payloads, subjects=(name,), ack_sink=sink, tokens=replies)
+            return True
+        if 2 * len({partition for _, partition in found.values()}) > len(payloads):
+            # A run of one record costs more than a record.
+            for subject, reply, payload in zip(subjects, replies, payloads, strict=True):
+                name, partition = found[subject]
+                to = None if reply is None else sink
+                partition.append(payload, subject=name, ack_sink=to, token=reply)
             return True
         chunks: dict[PartitionPort, list[tuple[bytes, str, bytes | None]]] = {}
         for subject, reply, payload in zip(subjects, replies, payloads, strict=True):
@@ -274,16 +285,6 @@ class MessageIngest:
             values, names, tokens = zip(*records, strict=True)
             partition.append_many(values, subjects=names, ack_sink=sink, tokens=tokens)
         return True
-
-    def _direct_partition(
-        self, route: Route, sink: ReplySink, *, has_reply: bool
-    ) -> PartitionPort | None:
-        """Return where plain messages go that need nothing but to be stored and acknowledged."""
-        partition = route.partition
-        if partition is None or (has_reply and not route.answers):
-            return None
-        is_ours = sink.is_alone or route.is_shared
-        return None if is_ours and (self.is_forwarding or not partition.is_led) else partition
 
     def take(
         self,

@@ -19,6 +19,7 @@ from strandline.errors import DisconnectedError, InvalidSubjectError, Strandline
 from strandline.record.envelope import MAGIC
 from strandline.record.subjects import SUBJECT_BYTES_MAX
 from strandline.servers.nats.headers import NO_RESPONDERS_STATUS
+from strandline.servers.nats.inboxes import INBOX_PREFIX, private_inbox
 from strandline.servers.nats.ingest_state import IngestState
 from strandline.servers.nats.jetstream.api import JetStreamApi
 from strandline.servers.nats.protocol import (
@@ -76,7 +77,9 @@ class NatsConnection(ServerLink):
         self._acks: list[Message] = []
         """Acknowledgements that came together."""
         self._last_sid = 0
-        self._inbox = b"_INBOX." + secrets.token_hex(11).encode()
+        # Other brokers answer the API's requests with records, which nobody else may receive.
+        prefix = INBOX_PREFIX if api is None else f"{private_inbox('strandline api')}."
+        self._inbox = f"{prefix}{secrets.token_hex(11)}".encode()
         self._requests: dict[bytes, asyncio.Future[bytes | None]] = {}
         self._last_request = 0
         self._on_message: Callable[[], None] | None = None

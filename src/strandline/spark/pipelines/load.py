@@ -17,13 +17,6 @@ from pyspark.sql.types import StructType
 
 from strandline.errors import InvalidConfigError
 from strandline.spark.connection import client_of, stream_state
-from strandline.spark.ddl import parse_ddl
-from strandline.spark.decode import (
-    RECORD_COLUMNS,
-    RECORD_PREFIX,
-    check_distinct_names,
-    infer_json_schema,
-)
 from strandline.spark.options import ReadOptions, check_upsert
 from strandline.spark.pipelines.config import LoadPipeline
 from strandline.spark.pipelines.outputs import stream_of
@@ -34,6 +27,13 @@ from strandline.spark.table_changes import rows_of_events
 from strandline.spark.table_log import TableState, check_same_stream, decode_schema
 from strandline.spark.table_open import existing_store, is_object_url
 from strandline.spark.table_store import Loaded, MissingTableError, TableStore, local_path
+from strandline.values.columns import parse_columns
+from strandline.values.decode import (
+    RECORD_COLUMNS,
+    RECORD_PREFIX,
+    check_distinct_names,
+    infer_json_schema,
+)
 
 _SAMPLE_RECORDS = 1000
 _RETRY_TIMEOUT_MS = 60_000
@@ -282,7 +282,7 @@ def _value_schema(config: LoadPipeline, read: ReadOptions, state: TableState | N
         _check_same_columns(config, columns)
         return columns
     if config.values == "avro":
-        from strandline.spark.avro import arrow_schema_of
+        from strandline.values.avro import arrow_schema_of
 
         columns = arrow_schema_of(config.schema)
         if config.envelope == "debezium":
@@ -337,7 +337,7 @@ def _row_of(event: pa.Schema) -> pa.Schema:
 def _columns_of(schema: str) -> StructType:
     """Parse columns as Spark writes them; by Spark itself if it runs."""
     if SparkSession.getActiveSession() is None:
-        return parse_ddl(schema)
+        return from_arrow_schema(parse_columns(schema))
     return StructType.fromDDL(schema)
 
 

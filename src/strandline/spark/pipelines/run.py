@@ -39,6 +39,7 @@ from strandline.spark.pipelines.outputs import removed_if_refused
 from strandline.spark.pipelines.queries import Report, wait_for_end
 from strandline.spark.pipelines.repartition import start_repartition
 from strandline.spark.pipelines.transform import start_transform
+from strandline.spark.progress import failure_noted
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +105,8 @@ def run_pipeline(
         try:
             with stopped_by(stop):
                 queries = start_pipeline(spark, config)
-            wait_for_end(queries, server=config.server, report=report, stop=stop)
+            with failure_noted(config.server, _groups(config, queries)):
+                wait_for_end(queries, server=config.server, report=report, stop=stop)
             break
         except UnavailableError as error:
             if stop.is_set() and not queries:
@@ -112,3 +114,8 @@ def run_pipeline(
             if not is_late_worker(error) or left == 0:
                 raise
             logger.warning("%s: starting it again", error.message)
+
+
+def _groups(config: Pipeline, queries: list[StreamingQuery]) -> set[str]:
+    """Return the groups to which the queries commit their progress."""
+    return {config.group} if config.group else {query.name for query in queries}

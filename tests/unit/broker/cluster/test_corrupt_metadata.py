@@ -4,6 +4,7 @@ import pytest
 
 from strandline.broker.cluster.discard import discard_metadata
 from strandline.broker.cluster.identity import load_identity
+from strandline.broker.quorum_store import SNAPSHOT_NAME, VOTE_NAME
 from strandline.errors import CorruptBatchError, InvalidConfigError
 from strandline.storage.disk import Disk
 
@@ -70,6 +71,7 @@ async def test_metadata_that_was_discarded_too_soon_does_not_let_a_broker_vote_t
     await cluster.kill(3)
     await kit.until(lambda: cluster.brokers[1]._image.brokers[3].is_fenced, seconds=20)
     discard_metadata(directory, disk=Disk())
+    assert not [*directory.glob(f"{VOTE_NAME}*"), *directory.glob(f"{SNAPSHOT_NAME}*")]
     # As a founder it would be a voter of its empty log, and two such brokers a majority.
     assert load_identity(directory, disk=Disk()).founders == ()
     until, kit.until = kit.until, _no_wait

@@ -119,6 +119,15 @@ async def test_cursors_need_no_member(broker):
         await broker.groups.describe("cursor", must_be_decided=False)
 
 
+async def test_what_a_commit_says_is_kept_until_the_next_one(broker):
+    """It needs no offsets; offsets that say nothing clear it."""
+    await broker.groups.commit("cursor", {}, metadata="it failed")
+    assert (await broker.groups.describe("cursor", must_be_decided=False)).metadata == "it failed"
+    assert await broker.groups.committed_offsets("cursor") == {}
+    await broker.groups.commit("cursor", {"anything": {0: 3}})
+    assert (await broker.groups.describe("cursor", must_be_decided=False)).metadata == ""
+
+
 async def test_requests_that_cannot_be_are_rejected(broker, make_stream):
     """Unknown streams and members, and commits past the members."""
     await make_stream(broker)

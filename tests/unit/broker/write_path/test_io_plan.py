@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from strandline.broker.write_path.append_queue import DrainedBatch
 from strandline.broker.write_path.io_plan import IoPlan
 from strandline.broker.write_path.pending import AckWaiter
 from strandline.errors import (
@@ -110,7 +109,7 @@ class World:
         self.admission = SimpleNamespace(rejects=Counter())
         self.telemetry = Telemetry()
         self.plan = IoPlan(
-            [DrainedBatch(partition, chunks) for partition, chunks in drained],
+            list(drained),
             self.copies,
             admission=self.admission,
             telemetry=self.telemetry,

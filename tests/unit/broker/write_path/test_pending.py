@@ -63,7 +63,7 @@ def test_a_chunk_is_full_by_bytes_or_by_records():
     queue = PendingQueue()
     chunk = queue.open_batch(Offset(0))
     assert queue.open_batch(Offset(0), BATCH_RECORDS_MAX) is chunk
-    chunk.values = [b""]
+    chunk.add(b"", "s")
     assert queue.open_batch(Offset(1), BATCH_RECORDS_MAX - 1) is chunk
     assert queue.open_batch(Offset(1), BATCH_RECORDS_MAX) is not chunk
     chunk = queue.open_batch(Offset(1))

@@ -4,7 +4,11 @@ import errno
 
 import pytest
 
-from strandline.broker.write_path.replica_writes import ReplicaWrite, ReplicaWrites
+from strandline.broker.write_path.replica_writes import (
+    PART_OVERHEAD_BYTES,
+    ReplicaWrite,
+    ReplicaWrites,
+)
 from strandline.errors import DiskFullError, LogPoisonedError, UnavailableError
 from strandline.record.codec import Stamp, encode_records
 from strandline.storage.log import Log
@@ -40,8 +44,10 @@ def test_batches_are_written_in_order_and_reported_once_complete(raw, logs):
     raw.put("a", 1, 0, 1)
     raw.put("b", 2, 0)
     raw.put("c", 1, 2)
+    assert raw.waiting_bytes == 4 * (len(batch(0)) + PART_OVERHEAD_BYTES)
     assert [log_id for log_id, _ in raw.write()] == [1, 1, 2, 1]
     assert (raw.told, raw.is_idle, raw.has_waiting) == ([], False, False)
+    assert raw.waiting_bytes == 0
     raw.complete()
     assert raw.told == [("a", None), ("b", None), ("c", None)]
     assert [log.log_end_offset for log in logs] == [3, 1]
@@ -92,3 +98,16 @@ def test_a_failed_group_commit_rejects_its_own_writes_and_those_that_wait(raw):
     raw.reject_waiting(error)
     assert raw.told == [("a", error), ("b", error)]
     assert raw.is_idle
+
+
+def test_what_cannot_be_taken_back_stops_the_storage(raw, logs, monkeypatch):
+    """A log that keeps batches which were rejected is reopened, not written to any more."""
+    raw.put("a", 1, 0)
+    raw.write()
+
+    def failing(offset):
+        raise UnavailableError("read-only file system")
+
+    monkeypatch.setattr(logs[0], "undo_to", failing)
+    with pytest.raises(LogPoisonedError, match="reopened: read-only file system"):
+        raw.undo(UnavailableError("no room"))

@@ -31,7 +31,9 @@ def test_what_may_be_forgotten_is_said_again_behind(monkeypatch):
     for number in range(4):
         step(ev.Join(object(), "g", f"m{number}", ("s",), 1000, keeps=True))
     for number in range(200):
-        step(ev.Commit(object(), f"cursor-{number % 3}", {"s": {number % 4: number}}))
+        says = f"at {number}" if number % 3 == 0 else ""
+        place = {"s": {number % 4: number}}
+        step(ev.Commit(object(), f"cursor-{number % 3}", place, metadata=says))
         step(EntriesStored(len(entries) - 1))
     assert len(forgotten) > 1, "more than once"
     assert len(entries) < 500, "and not all the time"
@@ -49,6 +51,8 @@ def test_what_may_be_forgotten_is_said_again_behind(monkeypatch):
             assert state.groups[name].began_with == group.began_with == {"s": 4}
             assert state.groups[name].created == group.created == {"s": 1}
             assert state.groups[name].keeps == group.keeps == (name == "g")
+            says = {"g": "", "cursor-0": "at 198", "cursor-1": "", "cursor-2": ""}[name]
+            assert state.groups[name].metadata == group.metadata == says
 
 
 def test_positions_that_wait_for_transactions_are_said_again(monkeypatch):

@@ -28,6 +28,12 @@ def test_the_window_fills_and_empties(progress):
     assert progress.room(100) == 100
 
 
+def test_a_follower_of_whom_nothing_is_known_has_acked_nothing():
+    """Not the records that its leader has, either."""
+    progress = Progress(2, log_end_offset=10, now_ms=0)
+    assert (progress.phase, progress.acked, progress.durable_offset) == (Phase.SILENT, False, 0)
+
+
 def test_a_batch_larger_than_the_window_goes_alone(progress):
     """There is room for something whenever nothing is on the way."""
     assert progress.room(0) == 1

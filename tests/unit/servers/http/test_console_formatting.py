@@ -1,11 +1,22 @@
 """Values as text, and text as values."""
 
+import io
+import json
+
+import fastavro
 import pytest
 
 from strandline.errors import InvalidRequestError
-from strandline.servers.http.console import formatting
-from strandline.servers.http.console.decoding import SHOWN_CHARACTERS_MAX, decoded, key_text
+from strandline.servers.http.console import decoding, formatting
+from strandline.servers.http.console.decoding import (
+    PARSED_BYTES_MAX,
+    SHOWN_CHARACTERS_MAX,
+    SchemaDecoder,
+    decoded,
+    key_text,
+)
 from strandline.servers.http.console.records import positions_of, positions_text
+from strandline.values.evolution import next_version
 
 
 @pytest.mark.parametrize(
@@ -114,3 +125,61 @@ def test_positions_are_read_as_they_are_written():
     for text in ("0", "0:", ":1", "a:b", "0:-1", "0:1;1:2", "0:" + "9" * 40):
         with pytest.raises(InvalidRequestError, match="invalid offsets"):
             positions_of(text)
+
+
+AVRO = {
+    "type": "record",
+    "name": "Order",
+    "fields": [{"name": "name", "type": "string"}, {"name": "price", "type": "double"}],
+}
+
+
+def avro(**row):
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, fastavro.parse_schema(AVRO), row)
+    return out.getvalue()
+
+
+def test_avro_is_shown_by_the_stream_s_schema():
+    """Also text that would be markup, and numbers that JSON has not; never as text or hex."""
+    decoder = SchemaDecoder([next_version([], json.dumps(AVRO))])
+    shown = decoder.decoded(avro(name="<b>&\u202e", price=float("nan")), "auto")
+    assert (shown.kind, shown.problem) == ("Avro", "")
+    assert json.loads(shown.text) == {"name": "<b>&\u202e", "price": "NaN"}
+    assert decoder.decoded(avro(name="a", price=1.0), "hex").kind == "bytes"
+    assert decoder.decoded(None, "auto").kind == "null"
+
+
+def test_a_value_that_does_not_fit_is_shown_as_it_looks():
+    """With the reason; so is one that is too long, and what comes after too many bytes."""
+    decoder = SchemaDecoder([next_version([], json.dumps(AVRO))])
+    shown = decoder.decoded(b"plain", "auto")
+    assert (shown.kind, shown.text) == ("text", "plain")
+    assert shown.problem.startswith("it fits no version of the schema")
+    long = avro(name="x" * PARSED_BYTES_MAX, price=1.0)
+    assert decoder.decoded(long, "auto")[0::4] == ("bytes", "")
+
+
+def test_a_page_decodes_so_many_bytes_only(monkeypatch):
+    """The rest of the page is shown without the schema."""
+    monkeypatch.setattr(decoding, "SCHEMA_BYTES_MAX", 40)
+    decoder = SchemaDecoder([next_version([], json.dumps(AVRO))])
+    kinds = [decoder.decoded(avro(name="\xff", price=1.5), "auto").kind for _ in range(5)]
+    assert kinds == ["Avro"] * 3 + ["bytes"] * 2
+
+
+def test_json_is_checked_by_the_stream_s_schema():
+    """It is shown whole, with the fields that the schema does not name."""
+    decoder = SchemaDecoder([next_version([], "id BIGINT NOT NULL")])
+    shown = decoder.decoded(b'{"id":1,"more":2}', "auto")
+    assert (shown.kind, json.loads(shown.text), shown.problem) == (
+        "JSON",
+        {"id": 1, "more": 2},
+        "",
+    )
+    shown = decoder.decoded(b'{"more":2}', "auto")
+    assert (shown.kind, shown.problem) == (
+        "JSON",
+        "'id', which the schema requires, is missing or null",
+    )
+    assert SchemaDecoder(()).decoded(b"{}", "auto").problem == ""

@@ -89,6 +89,28 @@ async def test_what_one_read_brings_is_accepted_with_one_call_a_partition(broker
     assert sorted(json.loads(body)["seq"] for _, body in answers) == [3, 4, 4, 5, 6]
 
 
+async def test_a_read_spread_over_partitions_is_accepted_record_by_record(
+    broker, ingest, client, until
+):
+    """A call with one record in it costs more; publishes without a reply get no answer."""
+    partitions = broker.add("S", "a", partitions=3)
+    listener = await ingest()
+    raw = await client(listener.port)
+    data = b"PUB a _INBOX.i.0 1\r\n0\r\nPUB a.1 1\r\n1\r\nPUB a.2 _INBOX.i.2 1\r\n2\r\n"
+    await raw.send(b"SUB _INBOX.i.* 1\r\n" + data)
+    await raw.message(), await raw.message()
+    await raw.send(data)
+    answers = [await raw.message() for _ in range(2)]
+    assert [[r.value for r in each.records] for each in partitions] == [
+        [b"0", b"0"],
+        [b"1", b"1"],
+        [b"2", b"2"],
+    ]
+    assert not any(each.chunks for each in partitions)
+    assert {words[1] for words, _ in answers} == {b"_INBOX.i.0", b"_INBOX.i.2"}
+    assert [json.loads(body)["seq"] for _, body in answers] == [2, 2]
+
+
 @pytest.mark.parametrize(
     "odd",
     [

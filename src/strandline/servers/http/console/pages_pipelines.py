@@ -1,12 +1,12 @@
 """The page of pipelines, and of other queries that commit their progress to a group.
 
 A pipeline, or a streaming query of Spark with a ``group``, commits its progress to a consumer group
-without members. That is all that brokers know of it: errors and exit codes are where it runs.
+without members, and a pipeline that ends with an error commits that. Brokers know nothing else.
 """
 
-from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from strandline.api.groups import GroupInfo
 from strandline.client.client import Client
 from strandline.errors import NotAllowedError, StrandlineError, UnknownGroupError
 from strandline.servers.http.console.cluster_queries import stream_rows
@@ -17,7 +17,6 @@ from strandline.servers.http.console.pages_groups import (
     progress_rows,
 )
 from strandline.servers.http.console.request import ConsoleRequest, ConsoleRoute, Page
-from strandline.types import PartitionName
 
 SHOWN_MAX: Final = 200
 """Pipelines on the page; each takes a call."""
@@ -35,10 +34,12 @@ class PipelineRow(NamedTuple):
     lag: int
     unread_s: float | None
     """The age of the oldest unread record; None: nothing is unread, or it is not known."""
+    error: str
+    """Why it ended; empty: it did not end with an error, or went on since."""
 
 
 def pipelines_page(request: ConsoleRequest) -> Page:
-    """Return the pipelines, those with the oldest unread record first."""
+    """Return the pipelines: those that failed first, then those with the oldest unread record."""
     client = request.client
     ends = partition_ends(stream_rows(client))
     wanted = request.query["q"].lower()
@@ -51,13 +52,14 @@ def pipelines_page(request: ConsoleRequest) -> Page:
     ]
     rows, reads = [], READS_MAX
     for name in names[:SHOWN_MAX]:
-        progress = _progress(client, name, ends)
-        if not progress:
+        info = _info(client, name)
+        if info is None or not (info.positions or info.metadata):
             continue  # a group that has committed nothing, or that the user may not see
+        progress = progress_rows(info, ends)
         behind = [row for row in progress if row.lag]
-        rows.append(_row(request, name, progress, behind=behind[:reads]))
+        rows.append(_row(request, info, progress, behind=behind[:reads]))
         reads = max(0, reads - len(behind))
-    rows.sort(key=lambda row: (-(row.unread_s or 0), -row.lag, row.name))
+    rows.sort(key=lambda row: (not row.error, -(row.unread_s or 0), -row.lag, row.name))
     totals = {row.name: row.committed for row in rows}
     values = {
         "rows": rows,
@@ -69,24 +71,29 @@ def pipelines_page(request: ConsoleRequest) -> Page:
     return Page("pipelines.html", values)
 
 
-def _progress(client: Client, name: str, ends: Mapping[PartitionName, int]) -> list[ProgressRow]:
+def _info(client: Client, name: str) -> GroupInfo | None:
     try:
-        return progress_rows(client.groups.info(name), ends)
+        return client.groups.info(name)
     except (NotAllowedError, UnknownGroupError):
-        return []
+        return None
 
 
 def _row(
-    request: ConsoleRequest, name: str, progress: list[ProgressRow], *, behind: list[ProgressRow]
+    request: ConsoleRequest,
+    info: GroupInfo,
+    progress: list[ProgressRow],
+    *,
+    behind: list[ProgressRow],
 ) -> PipelineRow:
     times = [_stored_ns(request.client, row) for row in behind]
     oldest = min((at_ns for at_ns in times if at_ns is not None), default=None)
     return PipelineRow(
-        name,
+        info.group,
         tuple(sorted({row.stream for row in progress})),
         sum(row.offset or 0 for row in progress),
         sum(row.lag or 0 for row in progress),
         None if oldest is None else max(0.0, (request.now_ns - oldest) / 1e9),
+        info.metadata,
     )
 
 

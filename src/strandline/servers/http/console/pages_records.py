@@ -1,11 +1,12 @@
 """The pages of a stream's records: browse, follow, publish, download."""
 
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, urlencode
 
 from strandline.api.admin import StreamInfo
 from strandline.errors import InvalidRequestError, OffsetOutOfRangeError
-from strandline.servers.http.console.decoding import decoded, key_text
+from strandline.servers.http.console.decoding import SchemaDecoder, key_text
 from strandline.servers.http.console.export import FORMATS
 from strandline.servers.http.console.formatting import parse_time
 from strandline.servers.http.console.records import (
@@ -30,7 +31,6 @@ from strandline.servers.http.console.request import (
     ConsoleRequest,
     ConsoleRoute,
     Download,
-    Fields,
     JsonAnswer,
     Page,
     Redirect,
@@ -42,7 +42,7 @@ STARTS: Final = (
     ("offset", "an offset"),
     ("time", "a time"),
 )
-DECODINGS: Final = (("auto", "as it is"), ("text", "text"), ("hex", "bytes"))
+DECODINGS: Final = (("auto", "by schema, or as they look"), ("text", "text"), ("hex", "bytes"))
 HOW_MANY: Final = ((50, "50"), (100, "100"), (200, "200"))
 TAIL_RECORDS: Final = 100
 TAIL_BEHIND_MAX: Final = 1000
@@ -70,9 +70,9 @@ def records_page(request: ConsoleRequest) -> Page:
     except NOT_ABOUT_A_FIELD:
         raise
     except InvalidRequestError as error:
-        values |= {**_shown(empty, query), "problem": error.message}
+        values |= {**_shown(request, empty), "problem": error.message}
         return Page("records.html", values, 400)
-    values |= _shown(found, query)
+    values |= _shown(request, found)
     values["tail_positions"] = positions_text(
         {part.partition: part.high_watermark for part in reading.partitions}
     )
@@ -133,13 +133,13 @@ def _first_positions(
     return {}
 
 
-def _shown(found: RecordPage, query: Fields) -> dict[str, Any]:
+def _shown(request: ConsoleRequest, found: RecordPage) -> dict[str, Any]:
     """Return the values of a page for its records."""
-    how = query["decode"] or "auto"
+    query = request.query
     kept = query.without("positions", "tail", "note")
     more = "" if found.is_end else urlencode({**kept, "positions": positions_text(found.positions)})
     return {
-        "rows": [row_of(record, how) for record in found.records],
+        "rows": rows_of(request, found.records),
         "is_cut": found.is_cut,
         "more": more,
         "filters": urlencode(kept),
@@ -156,10 +156,21 @@ class RecordRow(NamedTuple):
     headers: list[tuple[str, str]]
 
 
-def row_of(record: ConsoleRecord, how: str) -> RecordRow:
-    """Return a record with its bytes as text."""
-    headers = [(name, key_text(value)) for name, value in record.headers]
-    return RecordRow(record, key_text(record.key), decoded(record.value, how), headers)
+def rows_of(request: ConsoleRequest, records: Sequence[ConsoleRecord]) -> list[RecordRow]:
+    """Return records with their bytes as text, values by the schema of their stream."""
+    how = request.query["decode"] or "auto"
+    is_asked = bool(records) and how == "auto"
+    versions = request.client.schemas.list(request.path["name"]) if is_asked else ()
+    decoder = SchemaDecoder(versions)
+    return [
+        RecordRow(
+            record,
+            key_text(record.key),
+            decoder.decoded(record.value, how),
+            [(name, key_text(value)) for name, value in record.headers],
+        )
+        for record in records
+    ]
 
 
 def tail(request: ConsoleRequest) -> JsonAnswer:
@@ -176,7 +187,7 @@ def tail(request: ConsoleRequest) -> JsonAnswer:
         for part in reading.partitions
     }
     found = reading.reader.oldest(positions, TAIL_RECORDS)
-    rows = [row_of(each, request.query["decode"] or "auto") for each in reversed(found.records)]
+    rows = rows_of(request, found.records[::-1])
     html = render("records_rows.html", {"rows": rows, "name": info.name})
     return JsonAnswer({"rows": html, "positions": positions_text(found.positions)})
 

@@ -47,7 +47,6 @@ from strandline.servers.nats.jetstream.subjects import ApiCall, parse_subject
 from strandline.servers.nats.jetstream.views import JetStreamView, split_name, view_of
 from strandline.servers.nats.ports import JetStreamPort
 from strandline.servers.nats.protocol import Message
-from strandline.types import PartitionName
 
 logger = logging.getLogger(__name__)
 
@@ -186,8 +185,8 @@ class JetStreamApi:
         self.broker = broker
         self.handlers: dict[str, Handler] = {"": _unknown}
         self.take_acks: AckHandler = _ignore_acks
-        self.consumers_of: Callable[[Partition], int] = lambda _: 0
-        """Returns how many consumers a partition has."""
+        self.consumers_of: Callable[[str], int] = lambda _: 0
+        """Returns how many consumers work here of a stream, as clients know it."""
         self.stream_deleted: Callable[[str], Awaitable[None]] = _ignore_stream
         """Forgets what belonged to a deleted stream."""
         self._link: ServerApiLink | None = None
@@ -227,13 +226,13 @@ class JetStreamApi:
             if self._link is not None:
                 self._link.unsubscribe_acks(stream)
 
-    async def ask_others(self, subject: bytes) -> bytes | None:
+    async def ask_others(self, subject: bytes, payload: bytes = b"") -> bytes | None:
         """Return another broker's answer to a request; None if nobody responds.
 
         Raises:
             DisconnectedError: the connection was lost.
         """
-        return await self._link.request(subject, b"") if self._link is not None else None
+        return await self._link.request(subject, payload) if self._link is not None else None
 
     async def on_thread(self, function: Callable[..., T], *args: object) -> T:
         """Run what reads files."""
@@ -299,14 +298,11 @@ class JetStreamApi:
         except StrandlineError:
             return None  # another broker may tell
 
-    def find_partition(self, name: PartitionName) -> JetStreamView | None:
-        """Return the view of one partition; None if there is none."""
-        try:
-            stream = self.broker.stream(name.stream)
-        except StrandlineError:
-            return None  # deleted, or not open here: led elsewhere in either case
-        has = name.partition < len(stream.partitions)
-        return JetStreamView(stream, name.partition) if has else None
+    def find_led(self, name: str) -> Partition | None:
+        """Return the partition of this name, if this broker leads it."""
+        view = self.find_quietly(name)
+        partition = view.partitions[0] if view is not None and view.is_exact else None
+        return partition if partition is not None and partition.is_led else None
 
     def view(self, request: ApiRequest) -> JetStreamView:
         """Return the stream of a request, which this broker leads.

@@ -13,6 +13,7 @@ from strandline.core.consumers.consumer import ConsumerPolicy
 from strandline.errors import InvalidSubjectError
 from strandline.record.subjects import has_wildcard, subjects_overlap, validate_subject
 from strandline.servers.nats.jetstream.errors import (
+    BAD_REQUEST,
     CONSUMER_NAME_IN_USE,
     FILTER_MISMATCH,
     ApiError,
@@ -42,6 +43,8 @@ HEARTBEAT_MIN_NS: Final = 100 * NS_PER_MS
 WAITING: Final = 512
 WAITING_MAX: Final = 10_000
 FILTERS_MAX: Final = 64
+MERGED_STARTS: Final = ("all", "new", "by_start_time")
+"""Where a consumer of several partitions can begin."""
 BACKOFFS_MAX: Final = 64
 NAME_BYTES_MAX: Final = 255
 METADATA_BYTES_MAX: Final = 4_096
@@ -401,6 +404,27 @@ def _check_limits(config: ConsumerConfigRequest) -> None:
     size = sum(len(k) + len(v) for k, v in (config.metadata or {}).items())
     if size + len(config.description or "") > METADATA_BYTES_MAX:
         reject_consumer(f"metadata and description are at most {METADATA_BYTES_MAX} characters")
+
+
+def check_merged(config: ConsumerConfig, stream: str, count: int) -> None:
+    """Reject what a consumer of several partitions, which have no common order, cannot mean.
+
+    Raises:
+        ApiRejection: it needs an order.
+    """
+    # Clients begin an ordered consumer anew at a sequence when they have missed something.
+    is_ordered = config.ack_policy == "none" and config.mem_storage and config.num_replicas == 1
+    needs_order = {
+        "a push consumer": config.is_push,
+        "an ordered consumer": is_ordered,
+        "ack_policy all": config.ack_policy == "all",
+        f"deliver_policy {config.deliver_policy}": config.deliver_policy not in MERGED_STARTS,
+        "replay_policy original": config.replay_policy == "original",
+    }
+    for what, is_wanted in needs_order.items():
+        if is_wanted:
+            names = f"{stream}:0 to {stream}:{count - 1}"
+            reject(BAD_REQUEST, f"stream has {count} partitions: {what} takes one: use {names}")
 
 
 def check_update(before: ConsumerConfig, after: ConsumerConfig, *, is_bound: bool = False) -> None:

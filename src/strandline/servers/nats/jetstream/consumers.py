@@ -1,9 +1,12 @@
 """The operations on consumers of the JetStream API, and their acknowledgements.
 
 Rules:
-- a consumer belongs to one partition and works at the broker that leads it. Those that are durable
-  are loaded once per leadership, when it begins or a request comes; when the leadership ends they
-  are ended, and the next leader continues from the stored state. Others exist in its memory only;
+- a consumer belongs to one partition and works at the broker that leads it; one of all partitions
+  works where the first one is led. Those that are durable are loaded once per leadership, when it
+  begins or a request comes; when the leadership ends they are ended, and the next leader continues
+  from the stored state. Others exist in its memory only;
+- what numbers the records of several partitions changes with their number, so consumers of them end
+  when partitions are added;
 - a consumer's group is named ``js/stream/consumer``;
 - a broker subscribes to a stream's acknowledgements only while it runs consumers of it.
 """
@@ -18,7 +21,6 @@ import msgspec
 
 from strandline.api.groups import GROUPS_STREAM
 from strandline.broker.coordinators.consumers import ConsumerStore
-from strandline.broker.write_path.partition import Partition
 from strandline.core.consumers.pulls import Pull
 from strandline.core.consumers.state import ConsumerState
 from strandline.errors import (
@@ -41,13 +43,13 @@ from strandline.servers.nats.jetstream.api import (
 from strandline.servers.nats.jetstream.consumer_config import (
     ConsumerConfig,
     CreateConsumerRequest,
+    check_merged,
     check_update,
     consumer_config,
     reject_consumer,
 )
 from strandline.servers.nats.jetstream.consumer_info import KeptConsumer
 from strandline.servers.nats.jetstream.errors import (
-    BAD_REQUEST,
     CONSUMER_EXISTS,
     CONSUMER_NOT_FOUND,
     INVALID_TARGET,
@@ -62,6 +64,8 @@ from strandline.servers.nats.jetstream.errors import (
     reject_json,
 )
 from strandline.servers.nats.jetstream.integers import Int64
+from strandline.servers.nats.jetstream.merged_reader import MergedHost, first_state
+from strandline.servers.nats.jetstream.partition_queries import PartitionQueries
 from strandline.servers.nats.jetstream.pull_requests import parse_pull
 from strandline.servers.nats.jetstream.runner import (
     DELETED,
@@ -70,7 +74,7 @@ from strandline.servers.nats.jetstream.runner import (
     ConsumerRunner,
     RunnerHost,
 )
-from strandline.servers.nats.jetstream.starts import find_heads, start_of
+from strandline.servers.nats.jetstream.starts import find_heads
 from strandline.servers.nats.jetstream.state import RecordCounter
 from strandline.servers.nats.jetstream.stream_config import is_asking
 from strandline.servers.nats.jetstream.subjects import (
@@ -90,7 +94,7 @@ from strandline.servers.nats.jetstream.times import (
 from strandline.servers.nats.jetstream.views import JetStreamView, shown_name
 from strandline.servers.nats.protocol import Message
 from strandline.servers.nats.receivers import Receivers
-from strandline.types import LeaderEpoch, PartitionName
+from strandline.types import LeaderEpoch
 
 logger = logging.getLogger(__name__)
 
@@ -112,12 +116,14 @@ class _PauseRequest(msgspec.Struct, frozen=True):
 
 
 class _LedConsumers:
-    """The consumers of a partition, for as long as this broker leads it."""
+    """The consumers of a partition or of all, for as long as this broker leads it or the first."""
 
-    def __init__(self, partition: Partition, created_ns: int) -> None:
-        self.partition = partition
-        self.created_ns = created_ns
-        self.epoch: LeaderEpoch = partition.leader_epoch
+    def __init__(self, view: JetStreamView) -> None:
+        self.name = view.name
+        self.partition = view.partitions[0]
+        self._shape = _shape(view)
+        self.created_ns = view.stream.created_ns
+        self.epoch: LeaderEpoch = self.partition.leader_epoch
         self.runners: dict[str, ConsumerRunner] = {}
         self.is_loaded = False
         self.lock = asyncio.Lock()
@@ -125,13 +131,22 @@ class _LedConsumers:
 
     def is_current(self, view: JetStreamView) -> bool:
         """Return whether it is still the same leadership of the same partition."""
-        [partition] = view.partitions
+        partition = view.partitions[0]
         return (
             partition is self.partition
             and partition.is_led
             and partition.leader_epoch == self.epoch
-            and view.stream.created_ns == self.created_ns
+            and self.counts_like(view)
         )
+
+    def counts_like(self, view: JetStreamView) -> bool:
+        """Return whether sequences mean the same in a view of this name."""
+        return view.stream.created_ns == self.created_ns and _shape(view) == self._shape
+
+
+def _shape(view: JetStreamView) -> tuple[bool, int]:
+    """Return what the sequences of a view depend on."""
+    return view.is_exact, len(view.partitions)
 
 
 def _runner_in(led: _LedConsumers, request: ApiRequest) -> ConsumerRunner:
@@ -158,13 +173,25 @@ class ConsumerCalls:
     def __init__(self, api: JetStreamApi, store: ConsumerStore, receivers: Receivers) -> None:
         self._api = api
         self._store = store
-        self._led: dict[PartitionName, _LedConsumers] = {}
+        self._led: dict[str, _LedConsumers] = {}
+        """By the names that clients know."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_stopping = False
-        self._host = RunnerHost(
-            receivers, api.broker.clock, RecordCounter(), api.on_thread, self._keep, self._ended
-        )
         self._leaf = leaf = receivers.leaf
+        counter = RecordCounter()
+        self._queries = PartitionQueries(api, leaf, counter)
+        self._merged = MergedHost(
+            api.find_led, self._queries.ask, self._queries.ends, counter, api.on_thread
+        )
+        self._host = RunnerHost(
+            receivers,
+            api.broker.clock,
+            counter,
+            api.on_thread,
+            self._keep,
+            self._ended,
+            self._merged,
+        )
         leaf.on_interest_changed = receivers.on_interest_changed = self._interest_changed
         leaf.on_connected = self._reconnected
         leaf.on_writable = receivers.on_writable = self._wake_all
@@ -196,6 +223,7 @@ class ConsumerCalls:
         """End every consumer's work here."""
         self._is_stopping = True
         await self._close(list(self._led.values()), SHUTDOWN)
+        await self._queries.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -206,39 +234,34 @@ class ConsumerCalls:
         """Return the consumers of a request's stream, loaded.
 
         Raises:
-            ApiRejection: there is no such stream, or it is several.
+            ApiRejection: there is no such stream.
             StrandlineError: they cannot be loaded now.
         """
-        view = self._api.view(request)
-        if not view.is_exact:
-            count = len(view.stream.partitions)
-            names = f"{view.name}:0 to {view.name}:{count - 1}"
-            reject(BAD_REQUEST, f"stream has {count} partitions: use {names}")
-        return await self._loaded(view)
+        return await self._loaded(self._api.view(request))
 
     async def _loaded(self, view: JetStreamView) -> _LedConsumers:
-        """Return the consumers of a partition that this broker leads, loaded.
+        """Return the consumers of a stream that this broker leads, loaded.
 
         Raises:
             ApiRejection: the leadership has changed meanwhile.
             StrandlineError: they cannot be loaded now.
         """
-        [partition] = view.partitions
-        led = self._led.get(partition.name)
+        led = self._led.get(view.name)
         if led is None or not led.is_current(view):
             if led is not None:
-                self._give_up(led, LEADERSHIP_CHANGE)
-            led = self._led[partition.name] = _LedConsumers(partition, view.stream.created_ns)
+                self._replaced(led, view)
+            led = self._led[view.name] = _LedConsumers(view)
         async with led.lock:
             if not led.is_loaded:
                 await self._load(view, led)
-            if self._led.get(partition.name) is not led:
+            if self._led.get(view.name) is not led:
                 reject(UNAVAILABLE, "the leadership has changed; retry")
         return led
 
     async def _load(self, view: JetStreamView, led: _LedConsumers) -> None:
-        """Let the durable consumers of a partition work here."""
+        """Let the durable consumers of a stream work here."""
         await self._api.caught_up(view)
+        count = 0 if view.is_exact else len(view.partitions)
         prefix = f"{GROUP_PREFIX}{view.name}/"
         claimed = await self._store.claim(prefix, led.epoch)
         for group, text in claimed.items():
@@ -246,8 +269,9 @@ class ConsumerCalls:
                 kept = msgspec.json.decode(text, type=KeptConsumer)
             except UNDECODABLE as error:
                 raise InvalidRecordError(f"the state of {group} is unreadable: {error}") from error
-            if kept.stream_created_ns != led.created_ns:
-                await self._store.delete(group)  # of a stream of this name that was deleted
+            if kept.stream_created_ns != led.created_ns or len(kept.state.positions) != count:
+                # Of a stream of this name that was deleted, or had another number of partitions.
+                await self._store.delete(group)
             elif kept.config.name not in led.runners:
                 self._runner(view, led, kept).begin()
         led.is_loaded = True
@@ -269,13 +293,13 @@ class ConsumerCalls:
     def _review(self) -> None:
         """Give up what this broker no longer leads."""
         for name, led in list(self._led.items()):
-            view = self._api.find_partition(name)
+            view = self._api.find_quietly(name)
             if view is None:
                 self._give_up(led, DELETED)
             elif not led.is_current(view):
-                self._give_up(led, LEADERSHIP_CHANGE)
+                self._replaced(led, view)
                 if view.partitions[0].is_led:
-                    self._adopt_soon((name.stream,))
+                    self._adopt_soon((view.stream.name,))
 
     def _adopt_soon(self, names: Collection[str]) -> None:
         """This broker has begun to lead partitions of these streams."""
@@ -308,9 +332,7 @@ class ConsumerCalls:
         failed = set()
         for shown in sorted({group.split("/")[1] for group in groups}):
             view = self._api.find_quietly(shown)
-            if view is None or view.stream.name not in names or not view.is_exact:
-                continue
-            if not view.partitions[0].is_led:
+            if view is None or view.stream.name not in names or not view.partitions[0].is_led:
                 continue
             # First, since clients may acknowledge already what the leader before has delivered.
             self._api.follow_acks(view.name)
@@ -324,8 +346,12 @@ class ConsumerCalls:
                     self._api.unfollow_acks(view.name)
         return failed
 
+    def _replaced(self, led: _LedConsumers, view: JetStreamView) -> None:
+        """Give up consumers in whose place others come."""
+        self._give_up(led, LEADERSHIP_CHANGE if led.counts_like(view) else DELETED)
+
     def _give_up(self, led: _LedConsumers, why: str) -> None:
-        self._led.pop(led.partition.name, None)
+        self._led.pop(led.name, None)
         for runner in led.runners.values():
             self._api.unfollow_acks(runner.stream)
         self._spawn(self._close([led], why))
@@ -355,9 +381,9 @@ class ConsumerCalls:
         for runner in self._every_runner():
             runner.wake()
 
-    def _count(self, partition: Partition) -> int:
-        """Return how many consumers of a partition work here."""
-        led = self._led.get(partition.name)
+    def _count(self, name: str) -> int:
+        """Return how many consumers of a stream work here."""
+        led = self._led.get(name)
         return len(led.runners) if led is not None else 0
 
     # Storing
@@ -372,17 +398,18 @@ class ConsumerCalls:
             UnknownGroupError: it was deleted.
             StrandlineError: it may not be stored.
         """
-        name = runner.partition.name
-        led = self._led.get(name)
+        led = self._led.get(runner.stream)
         if led is None or led.runners.get(runner.config.name) is not runner:
             raise StaleMemberError("another broker leads now")
         text = msgspec.json.encode(runner.kept).decode()
-        positions = {name.stream: {name.partition: runner.kept.state.floor_stream}}
+        floors = runner.kept.state.floors
+        stream, first = runner.partition.name  # of several it is partition 0
+        positions = {stream: dict(enumerate(floors, first))}
         await self._store.keep(self._group(runner), positions, text, epoch=led.epoch, is_new=is_new)
 
     def _ended(self, runner: ConsumerRunner, why: str) -> None:
         """A consumer has ended: it was not used, or deleted elsewhere, or is led elsewhere."""
-        led = self._led.get(runner.partition.name)
+        led = self._led.get(runner.stream)
         if led is None or led.runners.get(runner.config.name) is not runner:
             return
         self._removed(led, runner)
@@ -415,6 +442,8 @@ class ConsumerCalls:
         made_up = secrets.token_hex(4)
         config = consumer_config(request.call, body, made_up)
         view = self._api.view(request)
+        if not view.is_exact:
+            check_merged(config, view.name, len(view.partitions))
         self._check_target(view, config)
         async with led.lock:
             runner = led.runners.get(config.name)
@@ -452,16 +481,17 @@ class ConsumerCalls:
         if len(led.runners) >= CONSUMERS_MAX:
             reject(TOO_MANY_CONSUMERS)
         await self._api.caught_up(view)
-        before, heads_to = await self._api.on_thread(start_of, led.partition, config), 0
+        state, heads_to = await first_state(view, config, self._merged), 0
         if config.deliver_policy == "last_per_subject":
             heads_to = led.partition.last_stable_offset
             heads = await self._api.on_thread(find_heads, led.partition, config.filters, heads_to)
             before = (heads.after(0) or heads_to + 1) - 1
+            state = ConsumerState(delivered_stream=before, floor_stream=before)
         kept = KeptConsumer(
             config=config,
             created_ns=self._api.broker.clock.now_ns(),
             stream_created_ns=led.created_ns,
-            state=ConsumerState(delivered_stream=before, floor_stream=before),
+            state=state,
             heads_to=heads_to,
         )
         runner = self._runner(view, led, kept)
@@ -582,9 +612,9 @@ class ConsumerCalls:
     def _led_here(self, stream: str) -> tuple[bool, _LedConsumers | None]:
         """Return whether this broker leads a stream, and if they are loaded its consumers."""
         view = self._api.find_quietly(stream)
-        if view is None or not view.is_exact or not view.partitions[0].is_led:
+        if view is None or not view.partitions[0].is_led:
             return False, None
-        led = self._led.get(view.partitions[0].name)
+        led = self._led.get(view.name)
         is_loaded = led is not None and led.is_loaded and led.is_current(view)
         return True, led if is_loaded else None
 
@@ -611,10 +641,9 @@ class ConsumerCalls:
     def _take_flow(self, subject: str) -> None:
         """Handle an answer to flow control."""
         found = parse_flow(subject)
-        view = None if found is None else self._api.find_quietly(found[0])
-        if found is None or view is None or not view.is_exact:
+        led = None if found is None else self._led.get(found[0])
+        if found is None:
             return
-        led = self._led.get(view.partitions[0].name)
         runner = led.runners.get(found[1]) if led is not None else None
         if runner is not None:
             runner.flow_answered(subject)

@@ -4,20 +4,16 @@ Rules: new records are read in runs, which wait here until pulls want them; rede
 together, as they are due. Records that were deleted meanwhile are not given out.
 """
 
+import asyncio
 from bisect import bisect_left
-from collections.abc import Awaitable, Callable
 from itertools import accumulate
-from typing import Any, Final, NamedTuple, cast
+from typing import Final, NamedTuple, Protocol
 
-from strandline.broker.write_path.partition import Partition
 from strandline.core.consumers.consumer import Wanted
 from strandline.servers.nats.headers import VERSION_LINE
-from strandline.servers.nats.jetstream.consumer_info import KeptConsumer
+from strandline.servers.nats.jetstream.consumer_config import ConsumerConfig
 from strandline.servers.nats.jetstream.messages import MessageRun, StoredMessage
-from strandline.servers.nats.jetstream.pending_counter import PendingCounter
-from strandline.servers.nats.jetstream.records import messages_at, read_some
-from strandline.servers.nats.jetstream.starts import find_heads
-from strandline.servers.nats.jetstream.state import RecordCounter
+from strandline.servers.nats.jetstream.partition_reader import ReadPart
 
 OVERDUE_BYTES_MAX: Final = 1 << 20
 RUN_MESSAGES: Final = 512
@@ -38,34 +34,44 @@ class ReadRun(NamedTuple):
 NOTHING: Final = ReadRun(MessageRun.of(()), [])
 
 
+class Passed(NamedTuple):
+    """The outcome of a read that found nothing to deliver."""
+
+    sequences: list[int]
+    """Up to each of them, in its partition, nothing passes the filters."""
+    is_end: bool
+    """Whether nothing follows yet."""
+
+
+class Reader(Protocol):
+    """Reads a partition; ``PartitionReader`` says what each method does."""
+
+    @property
+    def log_start_offset(self) -> int: ...  # noqa: D102  there
+    async def read(self, start: int) -> ReadPart: ...  # noqa: D102  there
+    async def read_at(self, offsets: list[int]) -> dict[int, StoredMessage | None]: ...  # noqa: D102  there
+    async def count(self, after: int) -> int: ...  # noqa: D102  there
+    def passed(self, last: int, count: int) -> None: ...  # noqa: D102  there
+    def has_more(self, sequence: int) -> bool: ...  # noqa: D102  there
+    def watch(self, event: asyncio.Event) -> None: ...  # noqa: D102  there
+    def unwatch(self, event: asyncio.Event) -> None: ...  # noqa: D102  there
+
+
 class DeliveryBuffer:
-    """The records that a consumer has read ahead.
+    """The records of a partition that a consumer has read ahead.
 
     Args:
         stream: the name of its stream, as clients know it.
-        partition: of the records.
-        kept: its settings.
-        counter: counts records without a filter.
-        on_thread: runs what reads files.
+        config: its settings.
+        reader: reads them.
     """
 
-    def __init__(
-        self,
-        stream: str,
-        partition: Partition,
-        kept: KeptConsumer,
-        *,
-        counter: RecordCounter,
-        on_thread: Callable[..., Awaitable[Any]],
-    ) -> None:
-        self._partition = partition
-        self._kept = kept
-        self._on_thread = on_thread
-        self._fixed_size = len(stream) + len(kept.config.name) + 40
+    def __init__(self, stream: str, config: ConsumerConfig, reader: Reader) -> None:
+        self._config = config
+        self.reader = reader
+        self._fixed_size = len(stream) + len(config.name) + 40
         """Bytes that a message counts towards a pull's byte limit, besides subject, headers and
         payload."""
-        self._pending = PendingCounter(partition, counter, kept.config.filters)
-        self._search = partition.find_runs(*kept.config.filters)
         self._fresh = NOTHING
         """New records."""
         self._fresh_at = 0
@@ -78,10 +84,10 @@ class DeliveryBuffer:
     def buffered(self, wanted: Wanted) -> ReadRun:
         """Return what is wanted and was read ahead: one record again, or new ones."""
         if wanted.is_again:
-            is_kept = wanted.sequence > self._partition.log_start_offset
+            is_kept = wanted.sequence > self.reader.log_start_offset
             message = self._overdue.get(wanted.sequence) if is_kept else None
             return NOTHING if message is None else self._shown(MessageRun.of([message]))
-        first = max(wanted.sequence, self._partition.log_start_offset + 1)
+        first = max(wanted.sequence, self.reader.log_start_offset + 1)
         sequences = self._fresh.messages.sequences
         # Those before were delivered, or deleted since they were read.
         self._fresh_at = bisect_left(sequences, first, self._fresh_at)
@@ -93,55 +99,67 @@ class DeliveryBuffer:
             del self._overdue[last]
         else:
             self._fresh_at += count
-            self._pending.passed(last, count)
+            self.reader.passed(last, count)
 
     def passed(self, last: int) -> None:
         """Note that no record up to a sequence passes the filters."""
-        self._pending.passed(last, 0)
+        self.reader.passed(last, 0)
 
-    async def count(self, after: int) -> int:
+    async def count(self, after: int, *, is_exact: bool = True) -> int:  # noqa: ARG002  always
         """Return how many records that pass the filters follow a sequence."""
-        if self._kept.heads_to and self._pending.heads is None:
-            self._pending.heads = await self._on_thread(
-                find_heads, self._partition, self._kept.config.filters, self._kept.heads_to
-            )
-        if self._pending.reads_nothing:
-            return self._pending.refresh(after)
-        return cast("int", await self._on_thread(self._pending.refresh, after))
+        return await self.reader.count(after)
 
-    async def read_again(self, sequence: int, due: list[int]) -> None:
-        """Read a record that is due for redelivery, and others that are due ahead."""
+    async def read_again(self, sequence: int, due: list[int]) -> list[int]:
+        """Read a record that is due for redelivery, and others that are due ahead.
+
+        Returns:
+            Those of them that cannot be read now.
+        """
         if sequence in self._overdue:
-            return
+            return []
         # Some may have been acknowledged since they were read.
         kept = {each: self._overdue[each] for each in due if each in self._overdue}
         if sum(len(each.payload) for each in kept.values() if each) > OVERDUE_BYTES_MAX:
             kept = {}  # they are due in another order than they are stored in
         offsets = [each - 1 for each in due if each not in kept]
-        self._overdue = kept | await self._on_thread(messages_at, self._partition, offsets)
+        self._overdue = kept | await self.reader.read_at(offsets)
+        return []
 
-    async def read_new(self, sequence: int) -> int | None:
+    async def read_new(self, sequence: int) -> Passed | None:
         """Read the next records that pass the filters, from a sequence on.
 
         Returns:
-            None if there are some; else up to which sequence there are none.
+            None if there are some.
         """
-        start, heads = max(self._read_to, sequence - 1), self._pending.heads
-        if heads is not None and start < heads.end:
-            head = heads.after(start)
-            start = heads.end if head is None else head - 1
-        run, self._read_to = await self._on_thread(read_some, self._partition, start, self._search)
-        if heads is not None:
-            found = [m for m in run.messages() if m.sequence > heads.end or m.sequence in heads]
-            run = MessageRun.of(found)
+        run, self._read_to, is_end = await self.reader.read(max(self._read_to, sequence - 1))
         if not run.sequences:
-            return self._read_to
+            return Passed([self._read_to], is_end)
         self._fresh, self._fresh_at = self._shown(run), 0
         return None
 
+    def has_more(self, wanted: Wanted) -> bool:
+        """Return whether there may be what is wanted."""
+        return wanted.is_again or self.reader.has_more(wanted.sequence)
+
+    @property
+    def retry_ms(self) -> float | None:
+        """When what could not be read is to be tried again; None: nothing is."""
+        return None
+
+    def watch(self, event: asyncio.Event) -> None:
+        """Set an event with each record that comes."""
+        self.reader.watch(event)
+
+    def unwatch(self, event: asyncio.Event) -> None:
+        """Do so no longer."""
+        self.reader.unwatch(event)
+
+    def close(self) -> None:
+        """Nothing goes on by itself."""
+
     def _shown(self, run: MessageRun) -> ReadRun:
         """Return messages as this consumer delivers them."""
-        if self._kept.config.headers_only:
+        if self._config.headers_only:
             run = MessageRun.of(map(_without_payload, run.messages()))
         columns = zip(run.subjects, run.blocks, run.payloads, strict=True)
         return ReadRun(run, [self._fixed_size + len(s) + len(b) + len(p) for s, b, p in columns])

@@ -45,8 +45,11 @@ from strandline.servers.nats.jetstream.delivery_buffer import DeliveryBuffer, Re
 from strandline.servers.nats.jetstream.errors import ApiRejection
 from strandline.servers.nats.jetstream.frames import DeliveredRun
 from strandline.servers.nats.jetstream.integers import INT64_MAX
+from strandline.servers.nats.jetstream.merged_buffer import MergedBuffer
+from strandline.servers.nats.jetstream.merged_reader import MergedHost, MergedReader
 from strandline.servers.nats.jetstream.messages import MessageRun
 from strandline.servers.nats.jetstream.pacing import Pacer
+from strandline.servers.nats.jetstream.partition_reader import PartitionReader
 from strandline.servers.nats.jetstream.state import RecordCounter
 from strandline.servers.nats.jetstream.subjects import AckSubject, format_flow
 from strandline.servers.nats.jetstream.times import (
@@ -101,6 +104,8 @@ class RunnerHost(NamedTuple):
     """Stores a durable consumer."""
     ended: Callable[["ConsumerRunner", str], None]
     """Called when a consumer ends itself, with this status for its pulls."""
+    merged: MergedHost | None = None
+    """For consumers of several partitions."""
 
 
 class _Outgoing(NamedTuple):
@@ -115,7 +120,7 @@ class ConsumerRunner:
     Args:
         host: shared.
         stream: the name of its stream, as clients know it.
-        partition: of its records.
+        partition: of its records; of several the first one.
         kept: settings and state.
     """
 
@@ -132,6 +137,7 @@ class ConsumerRunner:
         """Distinguishes this runner's flow control requests from those of an earlier one."""
         self.is_over = False
         self._is_begun = False
+        self._wake = asyncio.Event()
         self._buffer = self._new_buffer()
         self._effects: list[Effect] = []
         """Decided; they wait until the state is stored."""
@@ -147,7 +153,6 @@ class ConsumerRunner:
         """When the state was stored."""
         self._due_ms = 0.0
         """Before this time the next record must not be delivered."""
-        self._wake = asyncio.Event()
         self._used_ms = self._now_ms
         self._round_lock = asyncio.Lock()
         self._task = start_task(self._run(), "jetstream-consumer")
@@ -170,11 +175,27 @@ class ConsumerRunner:
         left_ns = parse_time(self.config.pause_until) - self._host.clock.now_ns()
         return min(max(0, left_ns), INT64_MAX)  # clients read it as an int64
 
-    def _new_buffer(self) -> DeliveryBuffer:
-        host = self._host
-        return DeliveryBuffer(
-            self.stream, self.partition, self.kept, counter=host.counter, on_thread=host.on_thread
+    def _new_buffer(self) -> DeliveryBuffer | MergedBuffer:
+        host, config, count = self._host, self.config, len(self.kept.state.positions)
+        if host.merged is not None and count:
+            names = [f"{self.stream}:{number}" for number in range(count)]
+            readers = [MergedReader(each, config.filters, host.merged) for each in names]
+            parts = [DeliveryBuffer(self.stream, config, each) for each in readers]
+            return MergedBuffer(
+                f"{config.name} of {self.stream}",
+                parts,
+                self.kept.state,
+                now_ms=host.clock.monotonic_ms,
+                wake=self._wake,
+            )
+        reader = PartitionReader(
+            self.partition,
+            config.filters,
+            counter=host.counter,
+            on_thread=host.on_thread,
+            heads_to=self.kept.heads_to,
         )
+        return DeliveryBuffer(self.stream, config, reader)
 
     def _new_pacer(self) -> Pacer:
         is_original = self.config.replay_policy == "original"
@@ -317,6 +338,7 @@ class ConsumerRunner:
                 self.core.expire_all(self._now_ms)
                 self._rebind(is_bound=False)
                 self.interest_changed()
+            self._buffer.close()
             self._buffer = self._new_buffer()
             self._pacer = self._new_pacer()
             if self.is_durable:
@@ -329,6 +351,7 @@ class ConsumerRunner:
             return
         self.is_over = True
         await end_task(self._task)
+        self._buffer.close()
         self._end_pulls(status)
         if status == SHUTDOWN and self.is_durable and self.core.is_changed:
             try:
@@ -352,14 +375,15 @@ class ConsumerRunner:
         # At once, and as of now: a round may be under way, which waits for files and for storage.
         state = self.kept.state
         delivered = Position(state.delivered_consumer, state.delivered_stream)
-        pending = await self._buffer.count(state.delivered_stream)
+        floor = Position(state.floor_consumer, sum(state.floors))
+        pending = await self._buffer.count(state.delivered_stream, is_exact=True)
         return ConsumerInfo(
             stream_name=self.stream,
             name=self.config.name,
             created=format_time(self.kept.created_ns),
             config=self.config,
             delivered=delivered,
-            ack_floor=Position(state.floor_consumer, state.floor_stream),
+            ack_floor=floor,
             num_ack_pending=len(state.pending),
             num_redelivered=self.core.redelivered,
             num_waiting=0 if self.config.is_push else len(self.core.pulls),
@@ -401,6 +425,7 @@ class ConsumerRunner:
     def _end(self, status: str) -> None:
         """End the consumer."""
         self.is_over = True
+        self._buffer.close()
         self._end_pulls(status)
         self._host.ended(self, status)
 
@@ -417,12 +442,15 @@ class ConsumerRunner:
             due.append(self._held_to_ms)
         if self.core.is_changed:
             due.append(self._stored_ms + LAZY_STORE_MS)
+        if self.core.pulls and self._buffer.retry_ms is not None:
+            due.append(self._buffer.retry_ms)
         if self.config.inactive_threshold and not self.core.pulls:
             due.append(self._used_ms + self.config.inactive_threshold / NS_PER_MS)
         timeout_s = max(0.0, (min(due) - self._now_ms) / 1e3) if due else None
         is_watching = bool(self.core.pulls)
         if is_watching:
-            self.partition.watch(self._wake)
+            buffer = self._buffer  # another one may take its place meanwhile
+            buffer.watch(self._wake)
             if self._has_more():
                 self._wake.set()
         try:
@@ -432,14 +460,12 @@ class ConsumerRunner:
             return  # a timer is due
         finally:
             if is_watching:
-                self.partition.unwatch(self._wake)
+                buffer.unwatch(self._wake)
 
     def _has_more(self) -> bool:
         """Return whether records came since the last round ended."""
         wanted = self._wanted()
-        if wanted is None:
-            return False
-        return wanted.is_again or self.partition.last_stable_offset >= wanted.sequence
+        return wanted is not None and self._buffer.has_more(wanted)
 
     async def _round(self) -> bool:
         """Deliver what can be delivered; return whether there may be more at once.
@@ -594,15 +620,18 @@ class ConsumerRunner:
     async def _read(self, wanted: Wanted) -> bool:
         """Read what is wanted; return whether there is nothing and that is the end."""
         if wanted.is_again:
-            await self._buffer.read_again(wanted.sequence, self.core.due(ROUND_MESSAGES))
+            due = self.core.due(ROUND_MESSAGES)
+            unread = await self._buffer.read_again(wanted.sequence, due)
+            self.core.postpone(unread, self._now_ms + RETRY_S * 1e3)
             return False
-        passed_to = await self._buffer.read_new(wanted.sequence)
-        if passed_to is None:
+        passed = await self._buffer.read_new(wanted.sequence)
+        if passed is None:
             return False
-        # Skipped records are never delivered, so the position may follow.
-        self.core.pass_over(passed_to)
+        for sequence in passed.sequences:
+            # Skipped records are never delivered, so the position may follow.
+            self.core.pass_over(sequence)
         self._buffer.passed(self.core.state.delivered_stream)
-        return passed_to >= self.partition.last_stable_offset
+        return passed.is_end
 
     # Sending
 

@@ -54,7 +54,6 @@ def summed_state(states: list[StreamState]) -> StreamState:
         first_ts=min((each.first_ts for each in filled), default=ZERO_TIME),
         last_seq=sum(each.last_seq for each in states),
         last_ts=max((each.last_ts for each in filled), default=ZERO_TIME),
-        consumer_count=sum(each.consumer_count for each in states),
     )
 
 

@@ -162,7 +162,7 @@ class StreamCalls:
             reserved_memory=0,
             reserved_storage=0,
             streams=len(streams),
-            consumers=sum(map(self._api.consumers_of, partitions)),
+            consumers=sum(self._api.consumers_of(view.name) for view in self._views()),
             limits=UNLIMITED_ACCOUNT,
             api={"level": LEVEL_MAX, "total": self._api.requests, "errors": self._api.errors},
         )
@@ -211,19 +211,17 @@ class StreamCalls:
         Raises:
             ApiRejection: one of them does not answer.
         """
-        if all(partition.is_led for partition in view.partitions):
-            await self._api.caught_up(view)
-            states = [
-                await self._api.on_thread(self._counter.state, each) for each in view.partitions
-            ]
-            for state, partition in zip(states, view.partitions, strict=True):
-                state.consumer_count = self._api.consumers_of(partition)
-            return states[0] if view.is_exact else summed_state(states)
-        if view.is_exact:
+        if not view.partitions[0].is_led:
             return await self._state_elsewhere(view)
-        numbers = range(len(view.partitions))
-        parts = (self._state(JetStreamView(view.stream, each)) for each in numbers)
-        return summed_state(await asyncio.gather(*parts))
+        if view.is_exact:
+            await self._api.caught_up(view)
+            state = await self._api.on_thread(self._counter.state, view.partitions[0])
+        else:
+            numbers = range(len(view.partitions))
+            parts = (self._state(JetStreamView(view.stream, each)) for each in numbers)
+            state = summed_state(await asyncio.gather(*parts))
+        state.consumer_count = self._api.consumers_of(view.name)
+        return state
 
     async def _known_state(self, view: JetStreamView) -> StreamState | None:
         """Return the state of a stream, or None if it cannot be had now."""

@@ -73,6 +73,7 @@ OPERATIONS: Final = {
         Operation("CONSUMER.NAMES", 1, 1),
         Operation("CONSUMER.LIST", 1, 1),
         Operation("CONSUMER.MSG.NEXT", 2, 2),
+        Operation("STRANDLINE.READ", 1, 1),  # of other brokers
     )
 }
 """By name."""

@@ -8,17 +8,19 @@ becomes a row of nulls. Must not know Spark, files or the broker.
 
 import io
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
 from strandline.errors import InvalidConfigError
-from strandline.spark.json_columns import columns_of
-from strandline.spark.json_text import check_one_value_each, converted, text_type
-from strandline.spark.options import ValueFormat
+from strandline.values.columns import arrow_schema
+from strandline.values.json_columns import columns_of
+from strandline.values.json_text import check_one_value_each, converted, text_type
+from strandline.values.schema import SchemaVersion, ValueFormat, names_by_column
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +65,7 @@ def value_decoder(
     *,
     avro_schema: str | None = None,
     avro_writer_schema: str | None = None,
+    versions: Sequence[SchemaVersion] = (),
 ) -> Callable[[pa.Array], Decoded]:
     """Return the function that decodes an array of values.
 
@@ -71,6 +74,8 @@ def value_decoder(
         schema: the columns; other fields of a value are ignored.
         avro_schema: the schema of Avro values, as JSON.
         avro_writer_schema: the schema they were written with, if different.
+        versions: of the stream's schema, ascending, by which the values were written; ``schema``
+            may have any of the names of their columns.
 
     Raises:
         InvalidConfigError: Avro without a schema.
@@ -78,14 +83,38 @@ def value_decoder(
     if kind == "arrow":
         return lambda values: _decode_arrow(values, schema)
     if kind == "avro":
-        parse = _avro_parser(schema, avro_schema, avro_writer_schema)
+        parse = _avro_parser(
+            schema, avro_schema=avro_schema, writer_schema=avro_writer_schema, versions=versions
+        )
     else:
         assert kind == "json", kind
-
-        def parse(values: pa.Array) -> pa.StructArray:
-            return _parse_json(values, schema)
+        parse = _json_parser(schema, versions)
 
     return lambda values: _bisect(values, parse, schema)
+
+
+def value_by_schema(versions: Sequence[SchemaVersion]) -> Callable[[bytes], Any]:
+    """Return a function that decodes one value by a stream's schema, to the newest names.
+
+    It raises ValueError for a value that fits no version.
+
+    Args:
+        versions: of the schema, ascending, at least one.
+    """
+    newest = versions[-1]
+    if newest.format == "avro":
+        from strandline.values.avro import versions_reader
+
+        return versions_reader(versions)
+    decode = value_decoder("json", arrow_schema(newest.columns), versions=versions)
+
+    def read(value: bytes) -> Any:
+        found = decode(pa.array([value], pa.binary()))
+        if found.bad:
+            raise ValueError(found.bad[0][1])
+        return found.rows[0].as_py()
+
+    return read
 
 
 def record_columns(batch: pa.RecordBatch, sources: list[int]) -> list[tuple[str, pa.Array]]:
@@ -152,7 +181,7 @@ def infer_json_schema(values: pa.Array) -> pa.Schema:
 
 
 def check_distinct_names(kind: pa.Schema | pa.DataType, path: str = "") -> None:
-    """Check that no two columns, or fields of one struct, differ by case alone.
+    """Check that no two columns, or fields of one struct, are called the same but for case.
 
     Spark and Delta treat them as one, and then cannot open the table.
 
@@ -166,8 +195,11 @@ def check_distinct_names(kind: pa.Schema | pa.DataType, path: str = "") -> None:
     seen: dict[str, str] = {}
     for field in kind:
         name = f"{path}.{field.name}".removeprefix(".")
-        other = seen.setdefault(name.lower(), name)
-        if other != name:
+        other = seen.get(name.lower())
+        seen[name.lower()] = name
+        if other == name:
+            raise InvalidConfigError(f"the column '{name}' is there twice")
+        if other is not None:
             raise InvalidConfigError(
                 f"the columns '{other}' and '{name}' differ by case alone, and Spark could not "
                 "open a table of both; name one of them in 'schema', or rename one"
@@ -189,6 +221,10 @@ def check_decodable(schema: pa.Schema) -> None:
             raise InvalidConfigError(
                 f"column '{field.name}' is {field.type}, which cannot be read from JSON; leave it "
                 "out, or describe a map as a struct of the fields that are wanted"
+            ) from error
+        except pa.ArrowInvalid as error:
+            raise InvalidConfigError(
+                f"column '{field.name}' has a field that is NOT NULL; only whole columns may be"
             ) from error
 
 
@@ -222,6 +258,42 @@ def _joined(rows: list[pa.StructArray], schema: pa.Schema) -> pa.StructArray:
     return pa.concat_arrays(rows) if rows else pa.array([], kind)
 
 
+def _json_parser(schema: pa.Schema, versions: Sequence[SchemaVersion]) -> ParseRows:
+    """Return a function that decodes JSON values by a stream's schema, if it has one."""
+    known = names_by_column(versions)
+    columns = [known.get(name, (name,)) for name in schema.names]
+    newest = versions[-1].columns if versions else ()
+    required = {column.name for column in newest if not column.nullable}
+    fields = [
+        pa.field(name, field.type)
+        for names, field in zip(columns, schema, strict=True)
+        for name in names
+    ]
+    wanted = pa.schema(fields)
+
+    def parse(values: pa.Array) -> pa.StructArray:
+        rows = _parse_json(values, wanted)
+        if not versions:
+            return rows
+        parts = dict(zip(wanted.names, rows.flatten(), strict=True))
+        found = [parts[names[0]] for names in columns]
+        for place, names in enumerate(columns):
+            for older in names[1:]:
+                found[place] = pc.coalesce(found[place], parts[older])
+            if names[0] in required:
+                _check_required(values, found[place], names[0])
+        kind = [field.with_nullable(True) for field in schema]
+        return pa.StructArray.from_arrays(found, fields=kind, mask=rows.is_null())
+
+    return parse
+
+
+def _check_required(values: pa.Array, column: pa.Array, name: str) -> None:
+    """Check that a required column has something in every value that there is."""
+    if column.null_count > values.null_count:
+        raise ValueError(f"'{name}', which the schema requires, is missing or null")
+
+
 def _parse_json(values: pa.Array, schema: pa.Schema) -> pa.StructArray:
     """Decode JSON values, all of them or none.
 
@@ -253,18 +325,35 @@ def _parse_json(values: pa.Array, schema: pa.Schema) -> pa.StructArray:
 
 
 def _avro_parser(
-    schema: pa.Schema, avro_schema: str | None, writer_schema: str | None
+    schema: pa.Schema,
+    *,
+    avro_schema: str | None,
+    writer_schema: str | None,
+    versions: Sequence[SchemaVersion],
 ) -> ParseRows:
-    # Imported here: fastavro, which comes with the extra 'lake', is needed for Avro alone.
-    from strandline.spark.avro import value_reader
+    # Imported here: fastavro is needed for Avro alone.
+    from strandline.values.avro import value_reader, versions_reader
 
-    read, kind = value_reader(avro_schema, writer_schema), pa.struct(list(schema))
+    kind = pa.struct(list(schema))
+    if not versions:
+        read, named = value_reader(avro_schema, writer_schema), kind
+    else:
+        known = names_by_column(versions)
+        names = [known.get(name, (name,))[0] for name in schema.names]
+        read = versions_reader(versions)
+        named = pa.struct([(name, field.type) for name, field in zip(names, schema, strict=True)])
 
     def parse(values: pa.Array) -> pa.StructArray:
-        rows = [None if value is None else read(value) for value in values.to_pylist()]
-        return pa.array(rows, kind)
+        rows = pa.array(
+            [None if value is None else read(value) for value in values.to_pylist()], named
+        )
+        return rows if named is kind else _renamed(rows, kind)
 
     return parse
+
+
+def _renamed(rows: pa.StructArray, kind: pa.DataType) -> pa.StructArray:
+    return pa.StructArray.from_arrays(rows.flatten(), fields=list(kind), mask=rows.is_null())
 
 
 def _decode_arrow(values: pa.Array, schema: pa.Schema) -> Decoded:

@@ -1,5 +1,7 @@
-"""Spark on the Java that comes in a wheel."""
+"""Which Java and which Python a session gets."""
 
+import os
+import shutil
 import subprocess
 import sys
 
@@ -34,3 +36,27 @@ def test_spark_runs_on_the_wheel(log, monkeypatch, tmp_path):
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.splitlines()[-1] == f'[100, "{home}"]'
+
+
+def test_a_session_with_another_python_finds_no_source(log, tmp_path):
+    """As docs/spark.md says: with its name for the error, and not with ``spark_session()``."""
+    (tmp_path / "python3").symlink_to(shutil.which("python3", path=f"{sys.base_prefix}/bin"))
+    script = (
+        "from pyspark.sql import SparkSession\n"
+        "spark = SparkSession.builder.master('local[1]').getOrCreate()\n"
+        f"options = {{'server': {log.server!r}, 'stream': {log.new_stream()!r}}}\n"
+        "spark.read.format('strandline').options(**options).load()\n"
+    )
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=environment | {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "ClassNotFoundException: strandline.DefaultSource" in done.stderr

@@ -1,15 +1,17 @@
-"""Conversion of an Avro schema to Arrow columns.
+"""Avro: its schemas as Arrow columns, and its values decoded by one schema or a stream's versions.
 
 Rules: a record is a struct, a union with null is a nullable field, other unions are rejected; a
 named type may be referred to by name, but not within itself; a logical type without an Arrow
-equivalent, such as a time of day, becomes its underlying type. Must not know Spark; ``decode``
-decodes values.
+equivalent, such as a time of day, becomes its underlying type. Every item of an array takes at
+least a byte, so that a value's length bounds the work of decoding it. Must not know Spark;
+``decode`` decodes whole batches.
 """
 
 import contextlib
 import io
 import json
-from collections.abc import Callable, Iterator
+import struct
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import fastavro
@@ -17,9 +19,9 @@ import pyarrow as pa
 from fastavro.read import SchemaResolutionError
 
 from strandline.errors import InvalidConfigError
+from strandline.values.schema import SchemaVersion
 
 _PRIMITIVES: dict[str, pa.DataType] = {
-    "null": pa.null(),
     "boolean": pa.bool_(),
     "int": pa.int32(),
     "long": pa.int64(),
@@ -38,6 +40,15 @@ _LOGICAL: dict[str, pa.DataType] = {
     "local-timestamp-micros": pa.timestamp("us"),
 }
 _DECIMAL = "decimal"
+DEPTH_MAX = 64
+"""How deeply the JSON of a schema may be nested: fastavro parses it recursively, in C."""
+SINGLE_OBJECT = b"\xc3\x01"
+"""The mark of Avro's single-object encoding, before the fingerprint of the schema."""
+_FINGERPRINT_BYTES = 8
+REGISTRY_MARK = b"\x00"
+"""What a registry's clients write before its id of the schema, big-endian in four bytes."""
+_ID_BYTES = 4
+ReadValue = Callable[[bytes], Any]
 
 
 def arrow_schema_of(avro_schema: str | None) -> pa.Schema:
@@ -57,7 +68,7 @@ def arrow_schema_of(avro_schema: str | None) -> pa.Schema:
     return pa.schema(list(kind))
 
 
-def value_reader(avro_schema: str | None, writer_schema: str | None) -> Callable[[bytes], Any]:
+def value_reader(avro_schema: str | None, writer_schema: str | None) -> ReadValue:
     """Return a function that decodes a value.
 
     Args:
@@ -78,12 +89,69 @@ def value_reader(avro_schema: str | None, writer_schema: str | None) -> Callable
         except SchemaResolutionError as error:
             raise ValueError(f"the schemas of reader and writer do not fit: {error}") from error
         except (EOFError, IndexError, KeyError) as error:
-            raise ValueError(f"not Avro of this schema: {error!r}") from error
+            # An IndexError is an early end, too, or a number of a choice that there is not.
+            raise ValueError(
+                "not Avro of this schema: the value ends early, or names a choice of a union or "
+                "enum that there is not"
+            ) from error
+        except (ArithmeticError, TypeError, struct.error) as error:
+            raise ValueError(f"not Avro of this schema: {error}") from error
         if source.tell() != len(value):
             raise ValueError(f"{len(value) - source.tell()} bytes follow the Avro value")
         return row
 
     return read
+
+
+def versions_reader(versions: Sequence[SchemaVersion]) -> ReadValue:
+    """Return a function that decodes a value to the newest version of a stream's schema.
+
+    A framed value (Avro's single-object encoding, or a registry's) names its version. Any other is
+    read with the newest version that fits it.
+
+    Args:
+        versions: of the stream, ascending.
+    """
+    newest = versions[-1].avro
+    by_version = [
+        (each, value_reader(newest, None if each.avro == newest else each.avro))
+        for each in reversed(versions)
+    ]
+    readers = [read for _, read in by_version]
+    framed = {SINGLE_OBJECT + fingerprint(each.avro): read for each, read in by_version}
+    for each, read in by_version:
+        if each.registry_id is not None:
+            framed[REGISTRY_MARK + each.registry_id.to_bytes(_ID_BYTES, "big")] = read
+
+    def read_any(value: bytes) -> Any:
+        for size in (len(SINGLE_OBJECT) + _FINGERPRINT_BYTES, len(REGISTRY_MARK) + _ID_BYTES):
+            if value[:size] in framed:
+                return framed[value[:size]](value[size:])
+        reasons = []
+        for read in readers:
+            try:
+                return read(value)
+            except ValueError as error:
+                reasons.append(str(error))
+        raise ValueError(f"{_frame_of(value)}it fits no version of the schema; {reasons[0]}")
+
+    return read_any
+
+
+def _frame_of(value: bytes) -> str:
+    """Return what to say of a frame that names no version."""
+    if value.startswith(SINGLE_OBJECT) and len(value) >= len(SINGLE_OBJECT) + _FINGERPRINT_BYTES:
+        return "the fingerprint of its frame is of no version, and "
+    if value.startswith(REGISTRY_MARK) and len(value) > len(REGISTRY_MARK) + _ID_BYTES:
+        number = int.from_bytes(value[len(REGISTRY_MARK) :][:_ID_BYTES], "big")
+        return f"no version has the registry's id {number} of its frame, and "
+    return ""
+
+
+def fingerprint(avro_schema: str) -> bytes:
+    """Return the fingerprint of a schema as single-object encoding has it."""
+    canonical = fastavro.schema.to_parsing_canonical_form(_decoded(avro_schema))
+    return bytes.fromhex(fastavro.schema.fingerprint(canonical, "CRC-64-AVRO"))
 
 
 def parsed_schema(avro_schema: str | None) -> Any:
@@ -109,9 +177,20 @@ def _decoded(avro_schema: str | None) -> Any:
     if not avro_schema:
         raise InvalidConfigError("Avro values need the schema they were written with: 'schema'")
     try:
-        return json.loads(avro_schema)
-    except ValueError as error:
+        schema = json.loads(avro_schema)
+    except (ValueError, RecursionError) as error:
         raise InvalidConfigError(f"'schema' is not an Avro schema: {error}") from error
+    level = [schema]
+    for _ in range(DEPTH_MAX):
+        level = [
+            part
+            for each in level
+            if isinstance(each, dict | list)
+            for part in (each.values() if isinstance(each, dict) else each)
+        ]
+    if level:
+        raise InvalidConfigError(f"the Avro schema is nested more than {DEPTH_MAX} deep")
+    return schema
 
 
 def _as_stored(schema: Any) -> Any:
@@ -168,6 +247,8 @@ def _described(schema: Any, name: str, named: dict[str, pa.DataType | None]) -> 
             if not schema["fields"]:
                 raise InvalidConfigError(f"the Avro record {schema['name']} has no fields")
             return pa.struct([(f["name"], _type_of(f["type"], named)) for f in schema["fields"]])
+        if name == "fixed" and schema["size"] < 1:
+            raise InvalidConfigError(f"the Avro type {schema['name']} has no bytes")
         if name == "array":
             return pa.list_(_type_of(schema["items"], named))
         if name == "map":

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from strandline.spark.json_text import LOCAL_TEXT, ZONED_TEXT
+from strandline.values.json_text import LOCAL_TEXT, ZONED_TEXT
 
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 _LOCAL, _ZONED = re.compile(LOCAL_TEXT), re.compile(ZONED_TEXT)

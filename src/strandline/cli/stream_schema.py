@@ -1,0 +1,196 @@
+"""``strandline stream schema``: the versions of the schema of a stream's values."""
+
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from strandline.cli.completion import stream_names
+from strandline.cli.output import (
+    SERVER_DEFAULT,
+    OutputFormat,
+    OutputOption,
+    ServerOption,
+    YesOption,
+    examples,
+    is_asked,
+    print_done,
+    print_json,
+    print_line,
+    print_list,
+    print_table,
+    reports_errors,
+)
+from strandline.errors import InvalidConfigError
+from strandline.values.schema import SchemaFormat
+
+app = typer.Typer(
+    no_args_is_help=True, help="Set and show the schema of a stream's values, in versions."
+)
+
+StreamArgument = Annotated[
+    str,
+    typer.Argument(metavar="NAME", help="The stream's name.", autocompletion=stream_names),
+]
+
+
+@app.command(
+    "set",
+    epilog=examples(
+        "echo 'id BIGINT NOT NULL, customer STRING' | strandline stream schema set orders -",
+        "strandline stream schema set payments payment.avsc",
+        "strandline stream schema set payments payment.avsc --registry-id 17",
+    ),
+)
+@reports_errors
+def set_schema(
+    *,
+    name: StreamArgument,
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            help="Columns as Spark writes them or as JSON, or an Avro schema; - is standard input.",
+        ),
+    ],
+    schema_format: Annotated[
+        SchemaFormat | None,
+        typer.Option(
+            "--format", help="The format of the values.", show_default="as the file looks"
+        ),
+    ] = None,
+    registry_id: Annotated[
+        int | None,
+        typer.Option(help="Id of the schema in a registry, which framed values begin with.", min=0),
+    ] = None,
+    server: ServerOption = SERVER_DEFAULT,
+    output: OutputOption = OutputFormat.text,
+) -> None:
+    """Add a version to the schema of a stream's values.
+
+    A later version may add columns that may be null, widen types, make columns nullable, and rename
+    columns: by id in columns as JSON, by aliases in Avro. Anything else is refused. A file that
+    says what the newest version says changes nothing.
+    """
+    import strandline
+
+    with strandline.connect(server) as client:
+        found = client.schemas.set(
+            name, _text_of(file), format=schema_format, registry_id=registry_id
+        )
+    columns = f"{len(found.columns)} column{'s' if len(found.columns) > 1 else ''}"
+    print_done(
+        f"the schema of {name} is at version {found.version}: {columns} of {found.format} values",
+        found,
+        output=output,
+    )
+
+
+def _text_of(file: Path) -> str:
+    """Return the text of a file, or of standard input.
+
+    Raises:
+        InvalidConfigError: it cannot be read.
+    """
+    try:
+        data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+        return data.decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidConfigError(f"cannot read the schema {file}: {error}") from error
+
+
+@app.command(
+    "list",
+    epilog=examples(
+        "strandline stream schema list orders", "strandline stream schema list orders -o json"
+    ),
+)
+@reports_errors
+def list_versions(
+    *,
+    name: StreamArgument,
+    server: ServerOption = SERVER_DEFAULT,
+    output: OutputOption = OutputFormat.text,
+) -> None:
+    """List the versions of a stream's schema, the oldest first."""
+    import strandline
+
+    with strandline.connect(server) as client:
+        found = client.schemas.list(name)
+    if not found and output is OutputFormat.text:
+        print_line(f"no schema yet; set one with: strandline stream schema set {name} FILE")
+        return
+    print_list(
+        found,
+        ("#version", "format", "#columns", "#registry id", "set"),
+        lambda each: (
+            each.version,
+            each.format,
+            len(each.columns),
+            "-" if each.registry_id is None else each.registry_id,
+            _time_text(each.created_ns),
+        ),
+        output=output,
+    )
+
+
+@app.command(
+    epilog=examples(
+        "strandline stream schema show orders",
+        "strandline stream schema show orders --version 1",
+        "strandline stream schema show orders -o json > columns.json   # edit, and set it again",
+    )
+)
+@reports_errors
+def show(
+    *,
+    name: StreamArgument,
+    version: Annotated[
+        int | None, typer.Option(help="Which version.", show_default="the newest", min=1)
+    ] = None,
+    server: ServerOption = SERVER_DEFAULT,
+    output: OutputOption = OutputFormat.text,
+) -> None:
+    """Show the columns of a version of a stream's schema."""
+    import strandline
+
+    with strandline.connect(server) as client:
+        found = client.schemas.get(name, version)
+    if output is OutputFormat.json:
+        print_json(found)
+        return
+    print_line(f"schema of {name}, version {found.version}, {found.format} values")
+    print_table(
+        ("#id", "column", "type", "nullable"),
+        [(each.id, each.name, each.type, each.nullable) for each in found.columns],
+    )
+
+
+@app.command(epilog=examples("strandline stream schema delete orders --yes"))
+@reports_errors
+def delete(
+    *,
+    name: StreamArgument,
+    yes: YesOption = False,
+    server: ServerOption = SERVER_DEFAULT,
+    output: OutputOption = OutputFormat.text,
+) -> None:
+    """Delete all versions of a stream's schema; its records stay.
+
+    The next version set is version 1 again, of any columns. Asks for confirmation at a terminal,
+    unless --yes.
+    """
+    import strandline
+
+    with strandline.connect(server) as client:
+        if is_asked(output, yes=yes):
+            count = len(client.schemas.list(name))
+            typer.confirm(f"Delete the schema of {name}, {count} versions?", abort=True)
+        client.schemas.delete(name)
+    print_done(f"deleted the schema of {name}", {"deleted": name}, output=output)
+
+
+def _time_text(at_ns: int) -> str:
+    return f"{datetime.fromtimestamp(at_ns / 1e9, UTC):%Y-%m-%d %H:%M:%S} UTC"

@@ -1,0 +1,85 @@
+"""Schemas at a client: the versions of the schema of a stream's values."""
+
+from strandline.api import schemas
+from strandline.api.schemas import SchemaInfo
+from strandline.client.cluster_client import ClusterClient
+from strandline.errors import InvalidRequestError
+from strandline.values.schema import SchemaFormat
+
+
+class Schemas:
+    """The schemas of streams. Returned by ``Client.schemas``.
+
+    Args:
+        brokers: the brokers to ask.
+    """
+
+    def __init__(self, brokers: ClusterClient) -> None:
+        self._brokers = brokers
+
+    def set(
+        self,
+        stream: str,
+        text: str,
+        *,
+        format: SchemaFormat | None = None,  # noqa: A002 - the field's name in the answer
+        registry_id: int | None = None,
+    ) -> SchemaInfo:
+        """Add a version to a stream's schema; if the newest says the same, return that.
+
+        Args:
+            stream: its name.
+            text: columns as Spark writes them, ``id BIGINT NOT NULL, name STRING``, or as JSON, a
+                list of objects with ``name``, ``type`` and, if wanted, ``nullable`` and ``id``; or
+                an Avro schema.
+            format: ``json`` or ``avro``; by default as the text looks.
+            registry_id: the id that a schema registry gave it, by which framed values name it.
+
+        Raises:
+            InvalidConfigError: it is no schema, or values of earlier versions could not be read
+                with it; the message names the column.
+            UnknownStreamError: there is no such stream.
+            NotAllowedError: the caller does not administer the stream.
+        """
+        body = schemas.SetSchemaRequest(
+            stream=stream, text=text, format=format, registry_id=registry_id
+        )
+        [found] = self._brokers.change(schemas.SET_SCHEMA, body)
+        return found
+
+    def list(self, stream: str) -> list[SchemaInfo]:
+        """Return the versions of a stream's schema, the oldest first; empty if it has none.
+
+        Raises:
+            UnknownStreamError: there is no such stream.
+        """
+        return self._brokers.ask(schemas.LIST_SCHEMA, schemas.WhoseSchema(stream=stream))
+
+    def get(self, stream: str, version: int | None = None) -> SchemaInfo:
+        """Return a version of a stream's schema; by default the newest.
+
+        Raises:
+            InvalidRequestError: there is no such version, or no schema.
+            UnknownStreamError: there is no such stream.
+        """
+        found = self.list(stream)
+        if not found:
+            raise InvalidRequestError(
+                f"stream {stream!r} has no schema; set one with 'strandline stream schema set "
+                f"{stream} FILE'"
+            )
+        number = found[-1].version if version is None else version
+        if not 1 <= number <= len(found):
+            raise InvalidRequestError(
+                f"the schema of stream {stream!r} has the versions 1 to {len(found)}, not {version}"
+            )
+        return found[number - 1]
+
+    def delete(self, stream: str) -> None:
+        """Delete all versions of a stream's schema; the next one set is version 1 again.
+
+        Raises:
+            UnknownStreamError: there is no such stream.
+            NotAllowedError: the caller does not administer the stream.
+        """
+        self._brokers.change(schemas.DELETE_SCHEMA, schemas.WhoseSchema(stream=stream))

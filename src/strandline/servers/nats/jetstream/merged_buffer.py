@@ -1,0 +1,280 @@
+"""Records of several partitions that one consumer has read ahead.
+
+Rules: partitions take turns, a run of records each; the order of each one's records is kept. They
+are read at the same time. One that does not answer holds up no other: its reading goes on and is
+awaited no longer, and one that cannot be read is left out for a while.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from strandline.core.consumers.consumer import Wanted
+from strandline.core.consumers.state import ConsumerState, merged_sequence, split_sequence
+from strandline.errors import StrandlineError
+from strandline.servers.nats.jetstream.delivery_buffer import (
+    NOTHING,
+    DeliveryBuffer,
+    Passed,
+    ReadRun,
+)
+from strandline.servers.nats.jetstream.errors import ApiRejection
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_S: Final = 0.5
+RETRY_MS: Final = 1_000.0
+_FAILURES: Final = (StrandlineError, ApiRejection, TimeoutError)
+
+
+class _Part:
+    """A partition: its buffer, and how reading it goes."""
+
+    def __init__(self, buffer: DeliveryBuffer) -> None:
+        self.buffer = buffer
+        self.reading: asyncio.Task[Passed | None] | None = None
+        self.slow_ms = 0.0
+        """From then on nobody waits for it."""
+        self.wakes = False
+        """Whether the consumer is woken when it is done."""
+        self.retry_ms: float | None = None
+        """It cannot be read, and is tried again then."""
+        self.pending = 0
+        """How many records were to come when they were counted last."""
+
+
+class MergedBuffer:
+    """The records of several partitions that a consumer has read ahead.
+
+    Args:
+        name: the consumer's, for the log.
+        parts: the buffers of the partitions, in order.
+        state: has the position in each.
+        now_ms: returns the time.
+        wake: set when a partition was read that nobody awaited any longer.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        parts: list[DeliveryBuffer],
+        state: ConsumerState,
+        *,
+        now_ms: Callable[[], float],
+        wake: asyncio.Event,
+    ) -> None:
+        self._name = name
+        self._parts = list(map(_Part, parts))
+        self._state = state
+        self._now_ms = now_ms
+        self._wake = wake
+        self._turn = 0
+        """Whose turn it is."""
+
+    def _wanted(self, number: int) -> Wanted:
+        """Return which new record of a partition comes next."""
+        return Wanted(self._state.positions[number] + 1, is_again=False)
+
+    def _merged(self, run: ReadRun, number: int) -> ReadRun:
+        """Return records of a partition with the sequences that clients know."""
+        count = len(self._parts)
+        sequences = [merged_sequence(each, number, count) for each in run.messages.sequences]
+        return run._replace(messages=run.messages._replace(sequences=sequences))
+
+    def buffered(self, wanted: Wanted) -> ReadRun:
+        """Return what is wanted and was read ahead: one record again, or new ones."""
+        count = len(self._parts)
+        if wanted.is_again:
+            within, number = split_sequence(wanted.sequence, count)
+            run = self._parts[number].buffer.buffered(Wanted(within, is_again=True))
+            return self._merged(run, number)
+        for step in range(count):
+            number = (self._turn + step) % count
+            run = self._parts[number].buffer.buffered(self._wanted(number))
+            if run.sizes:
+                return self._merged(run, number)
+        return NOTHING
+
+    def delivered(self, last: int, count: int, *, is_again: bool) -> None:
+        """Note the delivery of some records of one partition, up to a sequence."""
+        within, number = split_sequence(last, len(self._parts))
+        part = self._parts[number]
+        part.buffer.delivered(within, count, is_again=is_again)
+        if not is_again:
+            part.pending = max(0, part.pending - count)
+            self._turn = (number + 1) % len(self._parts)
+
+    def passed(self, _last: int) -> None:
+        """Note that no record up to the positions passes the filters."""
+        for part, position in zip(self._parts, self._state.positions, strict=True):
+            part.buffer.passed(position)
+
+    # Counting
+
+    async def count(self, _after: int, *, is_exact: bool = False) -> int:
+        """Return how many records that pass the filters are to come.
+
+        Args:
+            is_exact: whether one that cannot be asked is an error; else its last count is used.
+
+        Raises:
+            StrandlineError, ApiRejection: a partition cannot be counted now.
+        """
+        numbers = range(len(self._parts))
+        return sum(
+            await asyncio.gather(*(self._count(each, is_exact=is_exact) for each in numbers))
+        )
+
+    async def _count(self, number: int, *, is_exact: bool) -> int:
+        part, position = self._parts[number], self._state.positions[number]
+        if is_exact:
+            return await part.buffer.count(position)
+        if not self._is_absent(part):
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    part.pending = await part.buffer.count(position)
+            except _FAILURES as error:
+                self._failed(number, error)
+        return part.pending
+
+    # Reading
+
+    async def read_again(self, sequence: int, due: list[int]) -> list[int]:
+        """Read a record that is due for redelivery, and others of its partition.
+
+        Returns:
+            Those of them that cannot be read now.
+        """
+        count = len(self._parts)
+        within, number = split_sequence(sequence, count)
+        part = self._parts[number]
+        places = [split_sequence(each, count) for each in due]
+        together = [place for place, other in places if other == number]
+        if not self._is_absent(part):
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    return await part.buffer.read_again(within, together)
+            except _FAILURES as error:
+                self._failed(number, error)
+        return [merged_sequence(each, number, count) for each in together]
+
+    async def read_new(self, _sequence: int) -> Passed | None:
+        """Read the next records that pass the filters, of all partitions.
+
+        Returns:
+            None if there are some.
+        """
+        passed: list[int] = []
+        ends: set[int] = set()
+        for number, part in enumerate(self._parts):
+            if part.reading is not None and part.reading.done():
+                self._settle(number, passed, ends)
+        for number in range(len(self._parts)):
+            if number not in ends:
+                self._begin(number)
+        while not self._has_records and (awaited := self._awaited):
+            left_ms = min(part.slow_ms for part in awaited.values()) - self._now_ms()
+            await asyncio.wait(
+                awaited, timeout=max(0.0, left_ms / 1e3), return_when=asyncio.FIRST_COMPLETED
+            )
+            for number, part in enumerate(self._parts):
+                if part.reading is not None and part.reading.done():
+                    self._settle(number, passed, ends)
+        for part in self._parts:
+            if part.reading is not None and not part.wakes:
+                part.wakes = True  # it may be awaited by nobody
+                part.reading.add_done_callback(lambda _: self._wake.set())
+        if self._has_records and not passed:
+            return None
+        is_end = all(
+            number in ends or self._is_absent(part) or part.reading is not None
+            for number, part in enumerate(self._parts)
+        )
+        return Passed(passed, is_end and not self._has_records)
+
+    @property
+    def _awaited(self) -> dict[asyncio.Task[Passed | None], _Part]:
+        """What is being read and may still be awaited."""
+        now_ms = self._now_ms()
+        return {
+            part.reading: part
+            for part in self._parts
+            if part.reading is not None and part.slow_ms > now_ms
+        }
+
+    @property
+    def _has_records(self) -> bool:
+        """Whether there are new records to deliver."""
+        return bool(self.buffered(Wanted(0, is_again=False)).sizes)
+
+    def _begin(self, number: int) -> None:
+        """Begin to read a partition, if nothing of it is here."""
+        part, wanted = self._parts[number], self._wanted(number)
+        is_there = part.reading is not None or self._is_absent(part)
+        if is_there or part.buffer.buffered(wanted).sizes:
+            return
+        part.slow_ms, part.wakes = self._now_ms() + PATIENCE_S * 1e3, False
+        part.reading = asyncio.create_task(
+            part.buffer.read_new(wanted.sequence), name="jetstream-part"
+        )
+
+    def _settle(self, number: int, passed: list[int], ends: set[int]) -> None:
+        """Take the outcome of reading a partition."""
+        part = self._parts[number]
+        task, part.reading = part.reading, None
+        assert task is not None, "it was begun"
+        try:
+            outcome = task.result()
+        except _FAILURES as error:
+            self._failed(number, error)
+            return
+        if outcome is None:
+            return
+        [within] = outcome.sequences
+        if within:
+            passed.append(merged_sequence(within, number, len(self._parts)))
+        if outcome.is_end:
+            ends.add(number)
+
+    def _is_absent(self, part: _Part) -> bool:
+        """Return whether a partition is left out now."""
+        if part.retry_ms is not None and part.retry_ms <= self._now_ms():
+            part.retry_ms = None
+        return part.retry_ms is not None
+
+    def _failed(self, number: int, error: Exception) -> None:
+        why = error or "no answer in time"
+        logger.warning("consumer %s leaves out partition %d for now: %s", self._name, number, why)
+        self._parts[number].retry_ms = self._now_ms() + RETRY_MS
+
+    # Waiting
+
+    def has_more(self, wanted: Wanted) -> bool:
+        """Return whether there may be what is wanted."""
+        return wanted.is_again or any(
+            part.buffer.has_more(self._wanted(number))
+            for number, part in enumerate(self._parts)
+            if part.reading is None and not self._is_absent(part)
+        )
+
+    @property
+    def retry_ms(self) -> float | None:
+        """When what could not be read is to be tried again; None: nothing is."""
+        return min((p.retry_ms for p in self._parts if p.retry_ms is not None), default=None)
+
+    def watch(self, event: asyncio.Event) -> None:
+        """Set an event with each record that comes."""
+        for part in self._parts:
+            part.buffer.watch(event)
+
+    def unwatch(self, event: asyncio.Event) -> None:
+        """Do so no longer."""
+        for part in self._parts:
+            part.buffer.unwatch(event)
+
+    def close(self) -> None:
+        """Read no more."""
+        for part in self._parts:
+            if part.reading is not None:
+                part.reading.cancel()

@@ -1,0 +1,451 @@
+"""Which version of a stream's schema may follow which: new columns, wider types, new names.
+
+Rules: the newest version has to read every value that an earlier one described. So a column may be
+added if it may be null, get a wider type, become nullable, and be renamed by its id (JSON) or its
+aliases (Avro). Anything else is refused, and the message names the column. Pure: the broker checks
+once, when a version is added, and the metadata only counts versions.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from strandline.errors import UNDECODABLE, InvalidConfigError
+from strandline.values.columns import parse_columns, parse_type, type_text
+from strandline.values.decode import check_decodable, check_distinct_names
+from strandline.values.schema import SchemaColumn, SchemaFormat, SchemaVersion, names_by_column
+
+_ORDERS = (
+    ("tinyint", "smallint", "int", "bigint"),
+    ("int", "long"),  # of Avro
+    ("float", "double"),
+)
+"""Types by width."""
+_PROTOBUF = re.compile(r"syntax\s*=|message\s+\w+\s*\{")
+_JSON_SCHEMA = ("$schema", "properties")
+_NOT_SUPPORTED = (
+    "is not supported; give columns such as 'id BIGINT, name STRING', or an Avro schema"
+)
+
+
+@dataclass(frozen=True)
+class ValueShape:
+    """A type as far as compatibility depends on it."""
+
+    kind: str
+    """A type's word and parameters, or ``struct``, ``array``, ``map``, ``enum``."""
+    nullable: bool = True
+    fields: tuple["ShapeField", ...] = ()
+    """Of a struct; of an array or map its parts."""
+    name: str = ""
+    """Of a named type of Avro, with its namespace."""
+    aliases: frozenset[str] = frozenset()
+    symbols: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class ShapeField:
+    """A field of a struct."""
+
+    name: str
+    shape: ValueShape
+    aliases: frozenset[str] = frozenset()
+    may_be_missing: bool = True
+    """Whether an earlier value without it is read as null."""
+
+
+class _Given(NamedTuple):
+    """A schema as a user gave it."""
+
+    format: SchemaFormat
+    shape: ValueShape
+    """A struct of the columns."""
+    types: Sequence[str]
+    ids: Sequence[int | None]
+    """Where the user gave ids."""
+    avro: str = ""
+
+
+class _GivenColumn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    type: str
+    nullable: bool = True
+    id: Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)] | None = None
+
+
+def next_version(
+    earlier: Sequence[SchemaVersion],
+    text: str,
+    *,
+    kind: SchemaFormat | None = None,
+    registry_id: int | None = None,
+    now_ns: int = 0,
+) -> SchemaVersion:
+    """Return the version that a text adds; the newest one itself if it says the same.
+
+    Args:
+        earlier: the versions that the stream has, ascending.
+        text: columns as Spark writes them, or as JSON, or an Avro schema.
+        kind: its format; None: as the text looks.
+        registry_id: the id that a schema registry gave it.
+        now_ns: Unix time.
+
+    Raises:
+        InvalidConfigError: it is no schema, or its values would not go with the earlier ones.
+    """
+    given = _parse(text, kind)
+    last = earlier[-1] if earlier else None
+    if last is not None and last.format != given.format:
+        raise InvalidConfigError(
+            f"the stream's values are {last.format} since version 1, and this is a schema of "
+            f"{given.format} values; create another stream for them"
+        )
+    columns = _numbered(given, earlier)
+    for each in reversed(earlier):  # the newest first, whose names a user knows
+        _check_compatible(each, given, columns)
+    number = 1 if last is None else last.version + 1
+    found = SchemaVersion(
+        version=number,
+        format=given.format,
+        columns=columns,
+        avro=given.avro,
+        registry_id=registry_id,
+        created_ns=now_ns,
+    )
+    if last is not None and _says_the_same(last, found):
+        return last
+    if registry_id is not None and registry_id in {each.registry_id for each in earlier}:
+        raise InvalidConfigError(f"another version has the registry's id {registry_id} already")
+    return found
+
+
+def _says_the_same(last: SchemaVersion, new: SchemaVersion) -> bool:
+    same = (last.columns, last.avro) == (new.columns, new.avro)
+    return same and new.registry_id in (None, last.registry_id)
+
+
+def _numbered(given: _Given, earlier: Sequence[SchemaVersion]) -> tuple[SchemaColumn, ...]:
+    """Return the columns with their ids: of the column they name, or new ones."""
+    known = {column.name: column.id for each in earlier for column in each.columns}
+    newest = {column.id: column.name for column in earlier[-1].columns} if earlier else {}
+    used: dict[int, str] = {}
+    free = max(newest, default=0) + 1
+    columns = []
+    for each, kind, wanted in zip(given.shape.fields, given.types, given.ids, strict=True):
+        if wanted is not None and earlier and wanted not in newest:
+            raise InvalidConfigError(
+                f"column {each.name!r} has the id {wanted}, which no column has; leave the id of "
+                "a new column out"
+            )
+        number = wanted
+        if number is None:
+            renamed = (known[alias] for alias in sorted(each.aliases) if alias in known)
+            number = known.get(each.name) or next(renamed, None)
+        if number is None:
+            number, free = free, free + 1
+        if known.get(each.name, number) != number:
+            raise InvalidConfigError(
+                f"{each.name!r} was the name of another column, now {newest[known[each.name]]!r}; "
+                "give the column a name that none had"
+            )
+        if number in used:
+            raise InvalidConfigError(f"{used[number]!r} and {each.name!r} are the same column")
+        used[number] = each.name
+        free = max(free, number + 1)
+        columns.append(
+            SchemaColumn(id=number, name=each.name, type=kind, nullable=each.shape.nullable)
+        )
+    _check_aliases(given, columns, earlier)
+    return tuple(columns)
+
+
+def _check_aliases(
+    given: _Given, columns: Sequence[SchemaColumn], earlier: Sequence[SchemaVersion]
+) -> None:
+    """Check that an Avro field has every earlier name as an alias, by which old values are read."""
+    if given.format != "avro":
+        return
+    names = {
+        column.id: names_by_column(earlier)[column.name]
+        for each in earlier
+        for column in each.columns
+    }
+    for each, column in zip(given.shape.fields, columns, strict=True):
+        missing = {*names.get(column.id, ())} - {each.name} - each.aliases
+        if missing:
+            raise InvalidConfigError(
+                f"column {each.name!r} was {', '.join(sorted(missing))!r} in earlier versions; "
+                'name that in its "aliases"'
+            )
+
+
+def _check_compatible(
+    before: SchemaVersion, given: _Given, columns: Sequence[SchemaColumn]
+) -> None:
+    """Check that values of an earlier version can be read with the new one."""
+    old_shape = _parse_stored(before).shape
+    _check_name(old_shape, given.shape, "values")
+    new = {column.id: each for column, each in zip(columns, given.shape.fields, strict=True)}
+    for column, old in zip(before.columns, old_shape.fields, strict=True):
+        found = new.pop(column.id, None)
+        if found is None:
+            raise InvalidConfigError(
+                f"column {column.name!r} is missing, and columns cannot be removed; "
+                + _how_to_rename(given.format, column)
+            )
+        _compare(old.shape, found.shape, found.name)
+    for added in new.values():
+        _check_optional(added, added.name)
+
+
+def _how_to_rename(kind: SchemaFormat, column: SchemaColumn) -> str:
+    if kind == "avro":
+        return f'if it is renamed, give the field "aliases": ["{column.name}"]'
+    return (
+        f"if it is renamed, give the new one its id, {column.id}, in columns as JSON, as "
+        "'strandline stream schema show --output json' prints them"
+    )
+
+
+def _compare(old: ValueShape, new: ValueShape, path: str) -> None:
+    """Check that what has one type can be read as another."""
+    if old.nullable and not new.nullable:
+        raise InvalidConfigError(
+            f"column {path!r} may be null in earlier values, so it cannot become required"
+        )
+    if old.kind != new.kind and not _is_wider(old.kind, new.kind):
+        raise InvalidConfigError(
+            f"column {path!r} is {old.kind} and cannot become {new.kind}: a type may only become "
+            "wider (tinyint, smallint, int, bigint; float, double; more digits of a decimal)"
+        )
+    _check_name(old, new, f"column {path!r}")
+    if lost := old.symbols - new.symbols:
+        raise InvalidConfigError(
+            f"the enum of {path!r} lacks {', '.join(sorted(lost))}, which earlier values have"
+        )
+    fields = {each.name: each for each in new.fields}
+    for each in old.fields:
+        below = f"{path}.{each.name}"
+        if each.name not in fields:
+            raise InvalidConfigError(
+                f"{below!r} is missing: fields within a column cannot be removed or renamed"
+            )
+        _compare(each.shape, fields.pop(each.name).shape, below)
+    for added in fields.values():
+        _check_optional(added, f"{path}.{added.name}")
+
+
+def _check_optional(added: ShapeField, path: str) -> None:
+    if not added.shape.nullable:
+        raise InvalidConfigError(
+            f"{path!r} is new and required, but earlier values do not have it: let it be null"
+        )
+    if not added.may_be_missing:
+        raise InvalidConfigError(
+            f'{path!r} is new: give it "default": null, and put "null" first in its type, so that '
+            "earlier values can be read"
+        )
+
+
+def _check_name(old: ValueShape, new: ValueShape, what: str) -> None:
+    """Check the name of a type of Avro, by Avro's rules for reader and writer."""
+    short = old.name.rpartition(".")[2]
+    if new.name.rpartition(".")[2] != short and not {old.name, short} & new.aliases:
+        raise InvalidConfigError(
+            f"the Avro type of {what} was called {old.name!r}; keep its name, or give it as an "
+            "alias"
+        )
+
+
+def _is_wider(old: str, new: str) -> bool:
+    for order in _ORDERS:
+        if old in order and new in order:
+            return order.index(old) < order.index(new)
+    if not (old.startswith("decimal(") and new.startswith("decimal(")):
+        return False
+    (before, size), (after, new_size) = (each.split(")", 1) for each in (old, new))
+    narrow, wide = parse_type(f"{before})"), parse_type(f"{after})")
+    same = (narrow.scale, size) == (wide.scale, new_size)
+    return bool(same and narrow.precision < wide.precision)
+
+
+def _parse_stored(version: SchemaVersion) -> _Given:
+    """Return a version that was added before."""
+    if version.format == "avro":
+        return _parse_avro(version.avro)
+    return _json_columns(
+        _GivenColumn(name=each.name, type=each.type, nullable=each.nullable, id=each.id)
+        for each in version.columns
+    )
+
+
+def _parse(text: str, kind: SchemaFormat | None) -> _Given:
+    """Parse what a user gave.
+
+    Raises:
+        InvalidConfigError: it is in none of the forms, or not of the format that was asked for.
+    """
+    text = text.removeprefix("\ufeff").strip()
+    document = _document_of(text)
+    _check_language(text, document)
+    is_avro = isinstance(document, dict) and "columns" not in document
+    if kind == "avro" and not is_avro:
+        raise InvalidConfigError("an Avro schema of values is a JSON object of type record")
+    if is_avro:
+        if kind == "json":
+            raise InvalidConfigError("this is an Avro schema: its format is avro, not json")
+        return _parse_avro(text)
+    if document is None:
+        columns = parse_columns(text)
+        given: Iterable[_GivenColumn] = [
+            _GivenColumn(name=each.name, type=type_text(each.type), nullable=each.nullable)
+            for each in columns
+        ]
+    else:
+        listed = document["columns"] if isinstance(document, dict) else document
+        try:
+            given = msgspec.convert(listed, list[_GivenColumn])
+        except UNDECODABLE as error:
+            raise InvalidConfigError(
+                'columns as JSON are a list such as [{"name": "id", "type": "bigint", "nullable": '
+                f'false, "id": 1}}]: {error}'
+            ) from error
+    return _json_columns(given)
+
+
+def _document_of(text: str) -> Any:
+    """Return the JSON of a text that looks like JSON; None: it is columns as Spark writes them."""
+    if text[:1] not in ("{", "["):
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidConfigError(f"the schema is not JSON: {error}") from error
+
+
+def _check_language(text: str, document: Any) -> None:
+    if _PROTOBUF.match(text):
+        raise InvalidConfigError(f"a schema in Protocol Buffers {_NOT_SUPPORTED}")
+    if isinstance(document, dict) and any(word in document for word in _JSON_SCHEMA):
+        raise InvalidConfigError(f"JSON Schema {_NOT_SUPPORTED}")
+
+
+def _json_columns(given: Iterable[_GivenColumn]) -> _Given:
+    """Return columns of JSON values.
+
+    Raises:
+        InvalidConfigError: none, two of one name or id, or a type that JSON has not.
+    """
+    columns = list(given)
+    if not columns:
+        raise InvalidConfigError("the schema has no column")
+    schema = pa.schema([(each.name, parse_type(each.type)) for each in columns])
+    check_distinct_names(schema)
+    check_decodable(schema)
+    fields = tuple(
+        ShapeField(each.name, _shape_of(kind.type, nullable=each.nullable))
+        for each, kind in zip(columns, schema, strict=True)
+    )
+    types = [type_text(each.type) for each in schema]
+    return _Given("json", ValueShape("struct", fields=fields), types, [each.id for each in columns])
+
+
+def _shape_of(kind: pa.DataType, *, nullable: bool) -> ValueShape:
+    """Return the shape of a column's type."""
+    if pa.types.is_struct(kind):
+        fields = tuple(
+            ShapeField(each.name, _shape_of(each.type, nullable=each.nullable)) for each in kind
+        )
+        return ValueShape("struct", nullable, fields)
+    if pa.types.is_list(kind):
+        return ValueShape("array", nullable, (_element(_shape_of(kind.value_type, nullable=True)),))
+    return ValueShape(type_text(kind), nullable)
+
+
+def _element(shape: ValueShape) -> ShapeField:
+    return ShapeField("element", shape)
+
+
+def _parse_avro(text: str) -> _Given:
+    """Return the columns of an Avro schema."""
+    # Imported here: fastavro is needed for Avro alone.
+    from strandline.values.avro import arrow_schema_of, parsed_schema
+
+    schema = arrow_schema_of(text)
+    check_distinct_names(schema)
+    shape = _AvroShapes().of(parsed_schema(text))
+    types = [_type_of(each) for each in schema]
+    compact = json.dumps(json.loads(text), separators=(",", ":"), ensure_ascii=False)
+    return _Given("avro", shape, types, [None] * len(types), compact)
+
+
+def _type_of(column: pa.Field) -> str:
+    try:
+        return type_text(column.type)
+    except InvalidConfigError as error:
+        raise InvalidConfigError(f"column {column.name!r}: {error.message}") from error
+
+
+@dataclass
+class _AvroShapes:
+    """Shapes of an Avro schema as fastavro parses it: with full names, each described once."""
+
+    named: dict[str, Any] = field(default_factory=dict)
+
+    def of(self, schema: Any, *, nullable: bool = False) -> ValueShape:
+        """Return the shape of a type."""
+        if isinstance(schema, list):
+            [other] = [each for each in schema if each != "null"]
+            return self.of(other, nullable="null" in schema)
+        if isinstance(schema, str):
+            if schema in self.named:
+                return self.of(self.named[schema], nullable=nullable)
+            return ValueShape(schema, nullable)
+        kind = schema["type"]
+        if isinstance(kind, dict | list):
+            return self.of(kind, nullable=nullable)
+        if "name" in schema:
+            self.named[schema["name"]] = schema
+        found = self._described(schema, kind)
+        return replace(
+            found,
+            nullable=nullable,
+            name=schema.get("name", ""),
+            aliases=frozenset(schema.get("aliases", ())),
+        )
+
+    def _described(self, schema: Any, kind: str) -> ValueShape:
+        if kind == "record":
+            fields = tuple(self._field(each) for each in schema["fields"])
+            return ValueShape("struct", fields=fields)
+        if kind == "array":
+            return ValueShape("array", fields=(_element(self.of(schema["items"])),))
+        if kind == "map":
+            return ValueShape("map", fields=(_element(self.of(schema["values"])),))
+        if kind == "enum":
+            return ValueShape("enum", symbols=frozenset(schema["symbols"]))
+        if "logicalType" in schema:
+            kind = _logical(schema, kind)
+        elif kind == "fixed":
+            kind = f"fixed({schema['size']})"
+        return ValueShape(kind)
+
+    def _field(self, each: Any) -> ShapeField:
+        return ShapeField(
+            each["name"],
+            self.of(each["type"]),
+            frozenset(each.get("aliases", ())),
+            "default" in each and each["default"] is None,
+        )
+
+
+def _logical(schema: Any, kind: str) -> str:
+    if schema["logicalType"] == "decimal":
+        size = f" in {schema['size']} bytes" if kind == "fixed" else ""
+        return f"decimal({schema['precision']},{schema.get('scale', 0)}){size}"
+    return f"{kind} {schema['logicalType']}"

@@ -1,0 +1,133 @@
+"""Schemas of streams at real brokers: set, listed, refused, kept, replicated and backed up."""
+
+import asyncio
+import contextlib
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+import strandline
+from strandline.cli.app import app
+from strandline.errors import (
+    InvalidConfigError,
+    InvalidRequestError,
+    NotAllowedError,
+    UnknownStreamError,
+)
+from strandline.testing import Server
+
+ADMIN = "an-administrator-in-tests-and-nowhere-else"
+COLUMNS = "id BIGINT NOT NULL, customer STRING"
+AVRO = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]}
+
+
+def run(url, *words, code=0, text=None):
+    """Run a command of ``strandline stream schema``."""
+    call = [*words, "--server", url.flight]
+    result = CliRunner().invoke(app, ["stream", "schema", *call], input=text)
+    assert result.exit_code == code, result.output
+    return result
+
+
+def test_a_schema_is_set_shown_and_renamed_from_what_is_shown(strandline_url, tmp_path):
+    """What ``show`` prints as JSON is edited and set again: a rename by id."""
+    with strandline.connect(strandline_url.flight) as client:
+        client.create_stream("orders")
+    assert "no schema yet; set one with" in run(strandline_url, "list", "orders").stdout
+    refused = run(strandline_url, "show", "orders", code=1)
+    assert "stream 'orders' has no schema; set one with" in refused.stderr
+    done = run(strandline_url, "set", "orders", "-", text=COLUMNS)
+    assert done.stdout == "the schema of orders is at version 1: 2 columns of json values\n"
+    shown = run(strandline_url, "show", "orders").stdout.splitlines()
+    assert shown == [
+        "schema of orders, version 1, json values",
+        "ID  COLUMN    TYPE    NULLABLE",
+        " 1  id        bigint  no",
+        " 2  customer  string  yes",
+    ]
+    document = run(strandline_url, "show", "orders", "--output", "json").stdout
+    edited = tmp_path / "columns.json"
+    edited.write_text(document.replace("customer", "client"))
+    run(strandline_url, "set", "orders", str(edited))
+    second = json.loads(run(strandline_url, "set", "orders", str(edited), "-o", "json").stdout)
+    assert (second["version"], second["columns"][1]["name"]) == (2, "client")
+    rows = [row.split()[:3] for row in run(strandline_url, "list", "orders").stdout.splitlines()]
+    assert rows == [["VERSION", "FORMAT", "COLUMNS"], ["1", "json", "2"], ["2", "json", "2"]]
+    refused = run(strandline_url, "set", "orders", "-", text="id BIGINT", code=1)
+    assert "column 'client' is missing, and columns cannot be removed" in refused.stderr
+    refused = run(strandline_url, "set", "orders", str(tmp_path / "none"), code=1)
+    assert "cannot read the schema" in refused.stderr
+    run(strandline_url, "delete", "orders", "--yes")
+    run(strandline_url, "set", "orders", "-", text=json.dumps(AVRO))
+    shown = json.loads(run(strandline_url, "show", "orders", "-o", "json").stdout)
+    assert (shown["version"], shown["format"], json.loads(shown["avro"])) == (1, "avro", AVRO)
+
+
+def test_a_client_sets_lists_and_gets(strandline_url):
+    """Synchronously and not; errors name what is wrong."""
+    with strandline.connect(strandline_url.flight) as client:
+        client.create_stream("paid")
+        first = client.schemas.set("paid", json.dumps(AVRO), registry_id=7)
+        assert client.schemas.list("paid") == [first]
+        assert client.schemas.get("paid", 1) == first
+        assert (first.stream, first.registry_id, first.created_ns > 0) == ("paid", 7, True)
+        for action, kind, told in (
+            (lambda: client.schemas.get("paid", 2), InvalidRequestError, "versions 1 to 1, not 2"),
+            (lambda: client.schemas.set("paid", COLUMNS), InvalidConfigError, "values are avro"),
+            (lambda: client.schemas.set("none", COLUMNS), UnknownStreamError, "no stream 'none'"),
+            (lambda: client.schemas.list("none"), UnknownStreamError, "no stream 'none'"),
+            (lambda: client.schemas.set("paid", "x" * 70_000), InvalidRequestError, "length"),
+        ):
+            with pytest.raises(kind, match=told):
+                action()
+
+    async def asked():
+        async with await strandline.connect_async(strandline_url.flight) as client:
+            return await client.schemas.list("paid")
+
+    assert asyncio.run(asked()) == [first]
+
+
+def test_schemas_survive_a_restart_and_end_with_their_stream(tmp_path):
+    """They are in the metadata of the broker."""
+    with Server(data_dir=tmp_path) as url, strandline.connect(url.flight) as client:
+        client.create_stream("orders")
+        client.schemas.set("orders", COLUMNS)
+        before = [*client.schemas.list("orders"), client.schemas.set("orders", COLUMNS + ", n INT")]
+    with Server(data_dir=tmp_path) as url, strandline.connect(url.flight) as client:
+        assert client.schemas.list("orders") == before
+        client.delete_stream("orders")
+        client.create_stream("orders")
+        assert client.schemas.list("orders") == []
+
+
+def allowed_to(client):
+    """The steps that a principal may take."""
+    steps = {
+        "set": lambda: client.schemas.set("orders", COLUMNS),
+        "list": lambda: client.schemas.list("orders"),
+        "delete": lambda: client.schemas.delete("orders"),
+    }
+    allowed = []
+    for name, step in steps.items():
+        with contextlib.suppress(NotAllowedError):
+            step()
+            allowed.append(name)
+    return allowed
+
+
+def test_readers_see_a_schema_and_administrators_set_it():
+    """A publisher does neither."""
+    with Server(auth={"enabled": True, "admin_token": ADMIN}) as url:
+        with strandline.connect(url.flight, token=ADMIN) as admin:
+            admin.create_stream("orders")
+            tokens = {}
+            for name in ("read", "publish", "admin"):
+                admin.access.grant(name, name, "stream", "orders")
+                tokens[name] = admin.access.create_token(name)
+        found = {}
+        for name, token in tokens.items():
+            with strandline.connect(url.flight, token=token) as client:
+                found[name] = allowed_to(client)
+    assert found == {"read": ["list"], "publish": [], "admin": ["set", "list", "delete"]}

@@ -1,0 +1,274 @@
+"""Which version of a schema may follow which; whatever is accepted reads the earlier values."""
+
+import io
+import json
+from decimal import Decimal
+
+import fastavro
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strandline.errors import InvalidConfigError
+from strandline.values.avro import versions_reader
+from strandline.values.columns import parse_type, type_text
+from strandline.values.evolution import next_version
+from strandline.values.schema import SchemaColumn, names_by_column
+
+FIRST = "id BIGINT NOT NULL, customer STRING, price FLOAT, place STRUCT<city: STRING>"
+
+
+def versions_of(*texts):
+    """The versions that texts make, one after the other."""
+    found = []
+    for text in texts:
+        found.append(next_version(found, text if isinstance(text, str) else json.dumps(text)))
+    return found
+
+
+def record(*fields, **more):
+    return {"type": "record", "name": "Order", "fields": list(fields), **more}
+
+
+def named(name, kind, **more):
+    return {"name": name, "type": kind, **more}
+
+
+def encoded(schema, row):
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, fastavro.parse_schema(schema), row)
+    return out.getvalue()
+
+
+def test_columns_get_ids_that_they_keep():
+    """In the order of the first version; a new one gets the next, wherever it stands."""
+    one, two = versions_of("a INT, b STRING NOT NULL", "c DATE, b STRING, a BIGINT")
+    assert one.columns == (
+        SchemaColumn(id=1, name="a", type="int"),
+        SchemaColumn(id=2, name="b", type="string", nullable=False),
+    )
+    assert [(c.id, c.name, c.type) for c in two.columns] == [
+        (3, "c", "date"),
+        (2, "b", "string"),
+        (1, "a", "bigint"),
+    ]
+    assert (one.version, two.version, two.format) == (1, 2, "json")
+
+
+def test_the_same_again_changes_nothing():
+    """So that a deployment may set its schema each time."""
+    [one] = versions_of("a INT, b ARRAY<STRING>")
+    assert next_version([one], " a  int ,\nb array<string>", now_ns=7) is one
+    columns = [{"name": c.name, "type": c.type, "id": c.id} for c in one.columns]
+    assert next_version([one], json.dumps({"columns": columns, "stream": "orders"})) is one
+    [avro] = versions_of(record(named("a", "long")))
+    assert next_version([avro], json.dumps(record(named("a", "long")), indent=2)) is avro
+    assert next_version([avro], avro.avro, registry_id=5).version == 2
+
+
+def test_a_column_is_renamed_by_its_id():
+    """The old name stays the column's own: no other column may have it."""
+    renamed = [
+        {"name": "id", "type": "bigint", "id": 1},
+        {"name": "client", "type": "string", "id": 2},
+    ]
+    found = versions_of("id BIGINT, customer STRING", renamed, "id BIGINT, client STRING, n INT")
+    assert [(c.id, c.name) for c in found[2].columns] == [(1, "id"), (2, "client"), (3, "n")]
+    assert names_by_column(found)["customer"] == ("client", "customer")
+    for text, told in (
+        ("id BIGINT, client STRING, n INT, customer STRING", "are the same column"),
+        ([*renamed, {"name": "n", "type": "int", "id": 9}], "'n' has the id 9"),
+        (
+            [{"name": "client", "type": "bigint", "id": 1}],
+            "'client' was the name of another column",
+        ),
+    ):
+        with pytest.raises(InvalidConfigError, match=told):
+            next_version(found, text if isinstance(text, str) else json.dumps(text))
+
+
+ALLOWED = [
+    FIRST.replace("NOT NULL", ""),
+    FIRST.replace("FLOAT", "DOUBLE"),
+    FIRST + ", n INT",
+    FIRST.replace("city: STRING", "city: STRING, zip: INT"),
+    "place STRUCT<city: STRING>, " + FIRST.replace(", place STRUCT<city: STRING>", ""),
+]
+REFUSED = [
+    (FIRST.replace(", price FLOAT", ""), r"'price' is missing.*its id, 3"),
+    (FIRST.replace("BIGINT", "INT"), "'id' is bigint and cannot become int"),
+    (FIRST.replace("BIGINT", "DOUBLE"), "'id' is bigint and cannot become double"),
+    (FIRST.replace("customer STRING", "customer STRING NOT NULL"), "'customer' may be null"),
+    (FIRST + ", n INT NOT NULL", "'n' is new and required"),
+    (FIRST.replace("city: STRING", "town: STRING"), "'place.city' is missing"),
+    (
+        FIRST.replace("city: STRING", "city: STRING, z: INT NOT NULL"),
+        "'place' has a field that is NOT NULL",
+    ),
+    (FIRST.replace("city: STRING", "city: BINARY"), "'place.city' is string and cannot"),
+    (FIRST.replace("price FLOAT", "price FLOAT, Price INT"), "differ by case alone"),
+    (FIRST + ", m MAP<STRING, INT>", "'m' is map<string, int"),
+    (json.dumps(record(named("id", "long"))), "values are json since version 1"),
+]
+
+
+@pytest.mark.parametrize("text", ALLOWED)
+def test_what_reads_earlier_values_is_allowed(text):
+    """Columns that may be null, wider types, what was required may be null, another order."""
+    assert versions_of(FIRST, text)[1].version == 2
+
+
+@pytest.mark.parametrize(("text", "told"), REFUSED)
+def test_anything_else_is_refused_by_name(text, told):
+    """With the column and, for a removed one, how to rename it."""
+    with pytest.raises(InvalidConfigError, match=told):
+        versions_of(FIRST, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "takes columns such as"),
+        ("id", "takes columns such as"),
+        ("[]", "no column"),
+        ("[1]", "columns as JSON are a list"),
+        ('[{"name": "a", "type": "int", "id": 0}]', "columns as JSON are a list"),
+        ('[{"name": "a", "type": "int", "typ": 0}]', "columns as JSON are a list"),
+        ('[{"name": "a", "type": "int"}, {"name": "a", "type": "int"}]', "is there twice"),
+        ('[{"name": "a", "type": "int, b int"}]', "after a type"),
+        ("{", "not JSON"),
+        ("[" * 20_000, "not JSON"),
+        ("{}", "not an Avro schema"),
+        ('syntax = "proto3"; message A {}', "Protocol Buffers is not supported"),
+        ('{"type": "object", "properties": {}}', "JSON Schema is not supported"),
+        ('{"type": "array", "items": "int"}', "must be a record"),
+        (record(named("a", "null")), "'null' has no column"),
+        (record(named("a", named("f", "fixed", size=0))), "has no bytes"),
+        (record(named("a", ["int", "string"])), "null and one type"),
+        (record(named("A", "int"), named("a", "int")), "differ by case alone"),
+        ("a " + "ARRAY<" * 40 + "INT" + ">" * 40, "more than 32 deep"),
+        ('{"type":' * 5000 + '"int"' + "}" * 5000, "deep|recursion"),
+        ('{"type":' * 100 + '"int"' + "}" * 100, "more than 64 deep"),
+    ],
+)
+def test_what_is_no_schema_is_refused(text, told):
+    """Also what would cost the broker its stack."""
+    with pytest.raises(InvalidConfigError, match=told):
+        next_version([], text if isinstance(text, str) else json.dumps(text))
+
+
+def test_a_message_column_is_no_protobuf():
+    """A column may be called as a word of Protocol Buffers."""
+    assert versions_of("message STRING, syntax STRING")[0].columns[0].name == "message"
+
+
+AVRO = record(
+    named("id", "int"),
+    named("note", ["null", "string"]),
+    named("state", named("State", "enum", symbols=["NEW", "OLD"])),
+    named("place", named("Place", "record", fields=[named("city", "string")])),
+    named("ratio", "float"),
+    named("sum", {"type": "bytes", "logicalType": "decimal", "precision": 5, "scale": 2}),
+)
+ROW = {
+    "id": 7,
+    "note": None,
+    "state": "OLD",
+    "place": {"city": "Paris"},
+    "ratio": 1.5,
+    "sum": Decimal("1.25"),
+}
+
+
+def changed(index, **fields):
+    """The schema with one field changed."""
+    found = json.loads(json.dumps(AVRO))
+    found["fields"][index] |= fields
+    return found
+
+
+MAYBE = named("n", ["null", "int"], default=None)
+PLACE = {"name": "Place", "type": "record"}
+AVRO_ALLOWED = [
+    changed(0, type="long"),
+    changed(0, type=["null", "int"]),
+    changed(0, name="number", aliases=["id"]),
+    changed(2, type=named("State", "enum", symbols=["GONE", "OLD", "NEW"])),
+    changed(2, type=named("Condition", "enum", symbols=["NEW", "OLD"], aliases=["State"])),
+    changed(4, type="double"),
+    changed(5, type={"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}),
+    record(MAYBE, *AVRO["fields"]),
+    changed(3, type={**PLACE, "fields": [named("city", "string"), MAYBE]}),
+    record(*AVRO["fields"], namespace="shop"),
+]
+AVRO_REFUSED = [
+    (changed(0, type="string"), "'id' is int and cannot become string"),
+    (changed(4, type="int"), "'ratio' is float and cannot become int"),
+    (changed(1, type="string"), "'note' may be null"),
+    (changed(0, name="number"), r"'id' is missing.*\"aliases\": \[\"id\"\]"),
+    (changed(2, type=named("State", "enum", symbols=["NEW"])), "'state' lacks OLD"),
+    (changed(2, type=named("Other", "enum", symbols=["NEW", "OLD"])), "was called 'State'"),
+    (changed(3, type={**PLACE, "fields": [named("town", "string")]}), "'place.city' is missing"),
+    (record(*AVRO["fields"], named("n", "int")), "'n' is new and required"),
+    (record(*AVRO["fields"], named("n", ["null", "int"])), "'n' is new: give it"),
+    (
+        changed(5, type={"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 3}),
+        "'sum' is decimal",
+    ),
+    (changed(5, type="bytes"), "'sum' is decimal"),
+    ({**AVRO, "name": "Purchase"}, "was called 'Order'"),
+]
+
+
+@pytest.mark.parametrize("schema", AVRO_ALLOWED)
+def test_avro_that_is_allowed_reads_earlier_values(schema):
+    """As fastavro resolves reader and writer, and the newest values, too."""
+    versions = versions_of(AVRO, schema)
+    read = versions_reader(versions)
+    found = read(encoded(AVRO, ROW))
+    plain = [value for value in found.values() if not isinstance(value, dict)]
+    assert {7, None, "OLD", 1.5, Decimal("1.25")}.issubset(plain)
+    assert found["place"]["city"] == "Paris"
+
+
+@pytest.mark.parametrize(("schema", "told"), AVRO_REFUSED)
+def test_avro_that_would_not_read_earlier_values_is_refused(schema, told):
+    """By the name of the column."""
+    with pytest.raises(InvalidConfigError, match=told):
+        versions_of(AVRO, schema)
+
+
+def test_an_avro_field_keeps_all_its_names():
+    """Renamed twice, it needs both aliases, or the oldest values could not be read."""
+    one, two = record(named("a", "int")), record(named("b", "int", aliases=["a"]))
+    versions = versions_of(one, two)
+    with pytest.raises(InvalidConfigError, match="'c' was 'a' in earlier versions"):
+        next_version(versions, json.dumps(record(named("c", "int", aliases=["b"]))))
+    three = next_version(versions, json.dumps(record(named("c", "int", aliases=["b", "a"]))))
+    read = versions_reader([*versions, three])
+    assert read(encoded(one, {"a": 5})) == {"c": 5}
+    assert three.columns == (SchemaColumn(id=1, name="c", type="int", nullable=False),)
+
+
+def test_a_registry_id_belongs_to_one_version():
+    """Framed values name it."""
+    one = next_version([], json.dumps(record(named("a", "int"))), registry_id=17)
+    with pytest.raises(InvalidConfigError, match="has the registry's id 17"):
+        next_version([one], json.dumps(record(named("a", "long"))), registry_id=17)
+
+
+TYPES = st.recursive(
+    st.sampled_from(["bigint", "string", "decimal(5,2)", "timestamp", "timestamp_ntz", "date"]),
+    lambda inner: st.one_of(
+        inner.map("array<{}>".format),
+        st.tuples(inner, inner).map("map<{0[0]},{0[1]}>".format),
+        st.tuples(inner, inner).map("struct<a:{0[0]},`b c`:{0[1]} not null>".format),
+    ),
+    max_leaves=6,
+)
+
+
+@given(TYPES)
+def test_types_are_written_as_they_are_parsed(text):
+    """So that what is stored is what was meant."""
+    assert type_text(parse_type(text)) == text
