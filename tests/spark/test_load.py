@@ -204,6 +204,28 @@ def test_a_load_whose_table_was_deleted_is_rejected(spark, log, tmp_path):
     assert load.rows() == load.expected()
 
 
+def test_a_load_decodes_by_the_schema_of_its_stream(spark, log, tmp_path):
+    """On Spark as in one process: each task knows the newest version, and misfits are letters."""
+    letters = log.new_stream(partitions=1)
+    load = LoadPipeline(log, tmp_path, "delta", values="json", dead_letters=letters)
+    log.client.schemas.set(load.stream, "id INT NOT NULL, note STRING")
+    load.append(range(10), bad={3})
+    load.run(spark)
+    columns = [
+        {"name": "id", "type": "bigint", "nullable": False, "id": 1},
+        {"name": "remark", "type": "string", "id": 2},
+    ]
+    log.client.schemas.set(load.stream, json.dumps(columns))
+    load.append(range(10, 20))
+    log.client.append(load.stream, b'{"id": 20, "remark": "new"}', partition=0)
+    log.client.append(load.stream, b'{"remark": "none"}', partition=0)
+    load.run(spark)
+    found = {row["id"]: row["note"] for row in load.table().to_pylist()}
+    assert found == dict.fromkeys((n for n in range(20) if n != 3), None) | {20: "new"}
+    values = log.client.read(letters).read_all().column("value").to_pylist()
+    assert sorted(values) == [b"oops 3", b'{"remark": "none"}']
+
+
 @pytest.mark.parametrize("table_format", ["parquet", "delta"])
 def test_either_engine_continues_the_other(spark, log, tmp_path, table_format):
     """Local, Spark, local and Spark over one table and one checkpoint: each record once, and a

@@ -27,6 +27,7 @@ from strandline.api.admin import StreamInfo
 from strandline.client.retry_policy import RetryDeadline
 from strandline.errors import (
     DataLossError,
+    InvalidConfigError,
     OffsetOutOfRangeError,
     StrandlineError,
     UnknownStreamError,
@@ -41,6 +42,7 @@ from strandline.spark.planning import (
     identities,
     joined,
 )
+from strandline.values.schema import SchemaVersion, ValueFormat
 
 logger = logging.getLogger(__name__)
 
@@ -120,6 +122,25 @@ def with_retries(
         except StrandlineError as error:
             forget_client(server)
             _pause(retry, error, parent=parent)
+
+
+def schema_versions(
+    server: str, stream: str, *, kind: ValueFormat, timeout_ms: int
+) -> Sequence[SchemaVersion]:
+    """Return the versions of a stream's schema, ascending; none if it has no schema.
+
+    Raises:
+        InvalidConfigError: it is of another format.
+        UnknownStreamError: there is no such stream.
+        UnavailableError: the broker could not be reached in time.
+    """
+    found = with_retries(server, lambda client: client.schemas.list(stream), timeout_ms=timeout_ms)
+    if found and found[-1].format != kind:
+        raise InvalidConfigError(
+            f"the schema of stream {stream!r} is of {found[-1].format} values, and they are to be "
+            f"decoded as {kind}: write {found[-1].format}, or give 'schema'"
+        )
+    return found
 
 
 def stream_state(options: ReadOptions) -> StreamExtent:

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from strandline.errors import InvalidConfigError, InvalidRecordError
 from strandline.spark.arrow import SparkCast
-from strandline.spark.connection import read_rows, stream_state
+from strandline.spark.connection import read_rows, schema_versions, stream_state
 from strandline.spark.options import ReadOptions, TableFormat
 from strandline.spark.planning import (
     OffsetRange,
@@ -36,7 +36,7 @@ from strandline.values.decode import (
     record_columns,
     value_decoder,
 )
-from strandline.values.schema import ValueFormat
+from strandline.values.schema import SchemaVersion, ValueFormat
 
 Decode = Callable[[pa.RecordBatch], pa.RecordBatch]
 
@@ -112,7 +112,7 @@ def table(
         catalog: properties of the Iceberg catalog.
         storage: settings of the object store, as in the load.
         values: how the load decodes values: ``raw``, ``json``, ``avro`` or ``arrow``.
-        avro_schema: for Avro, as the load's ``schema``.
+        avro_schema: for Avro, as the load's ``schema``; by default the stream's.
         avro_writer_schema: for Avro, as the load's ``writer_schema``.
         skip_invalid: leave out values that cannot be decoded, as a load with dead letters does.
 
@@ -145,6 +145,7 @@ def table(
             skip_invalid=skip_invalid,
             avro_schema=avro_schema,
             avro_writer_schema=avro_writer_schema,
+            versions=_versions(options, values, avro_schema),
         )
     return LiveTable(
         schema=schema,
@@ -156,6 +157,19 @@ def table(
         _records=records,
         _decode=decode,
     )
+
+
+def _versions(
+    options: ReadOptions, values: ValueFormat, avro_schema: str | None
+) -> Sequence[SchemaVersion]:
+    """Return the versions of the stream's schema; none if another is given, or of several streams.
+
+    They are asked for after the end of the log, so that they are those of its records.
+    """
+    if avro_schema is not None or values not in ("json", "avro") or options.stream is None:
+        return ()
+    timeout_ms = options.retry_timeout_ms
+    return schema_versions(options.server, options.stream, kind=values, timeout_ms=timeout_ms)
 
 
 def _read_options(

@@ -58,6 +58,10 @@ READ_OPTIONS = (
     "retryTimeoutMs",
     "group",
     "output",
+    "valueFormat",
+    "schema",
+    "writerSchema",
+    "mode",
 )
 WRITE_OPTIONS = (
     "server",
@@ -91,6 +95,7 @@ TABLE_OPTIONS = (
     "deadLetters",
     "primaryKey",
     "envelope",
+    "streamSchema",
     "server",
     "servers",
     "stream",
@@ -126,6 +131,8 @@ _ELSEWHERE = {
 TableFormat = Literal["parquet", "delta", "iceberg"]
 Envelope = Literal["none", "debezium"]
 """Whether a value is a row, or an event with the row before and after."""
+ParseMode = Literal["FAILFAST", "PERMISSIVE", "DROPMALFORMED"]
+"""What becomes of a value that cannot be decoded, in the words of Spark's sources."""
 PartitionBy = Literal["stream", "column"]
 """Whether a row's partition follows from its key or subject, or from a column."""
 Delivery = Literal["exactlyOnce", "atLeastOnce"]
@@ -176,6 +183,12 @@ class ReadOptions:
     """The output of a streaming query, which its checkpoint belongs to."""
     identity: str | None = None
     """Of the stream that the starting or ending offsets belong to, if they say so."""
+    value_format: ValueFormat = "raw"
+    value_schema: str | None = None
+    """Columns of the values, or their Avro schema; None: by the stream's schema."""
+    writer_schema: str | None = None
+    """The schema Avro values were written with, if not ``value_schema``."""
+    mode: ParseMode = "FAILFAST"
 
     def of_stream(self, stream: str) -> "ReadOptions":
         """Return the options of a read of one of the streams."""
@@ -245,6 +258,8 @@ class TableOptions:
     avro_schema: str | None = None
     avro_writer_schema: str | None = None
     """The schema Avro values were written with, if not ``avro_schema``."""
+    stream_schema: bool = False
+    """Whether values are decoded by the schema of ``stream``, as it is when a task begins."""
     dead_letters: str | None = None
     """The stream for values that cannot be decoded; None: they fail the query."""
     primary_key: tuple[str, ...] = ()
@@ -370,6 +385,7 @@ def parse_read_options(values: Mapping[str, str], *, streaming: bool | None) -> 
     long_poll = options.count("longPollMs", at_least=0)
     delay = options.count("maxTriggerDelayMs", at_least=0)
     retry = options.count("retryTimeoutMs", at_least=0)
+    _check_decoding(options)
     streams = _streams(options)
     stream = streams[0] if len(streams) == 1 else None
     start, end = (options.text(name) for name in ("startingOffsets", "endingOffsets"))
@@ -387,6 +403,10 @@ def parse_read_options(values: Mapping[str, str], *, streaming: bool | None) -> 
         streams=streams if stream is None else (),
         stream_pattern=options.text("streamPattern"),
         identity=first_identity or last_identity,
+        value_format=options.choice("valueFormat", get_args(ValueFormat)),
+        value_schema=options.text("schema"),
+        writer_schema=options.text("writerSchema"),
+        mode=options.choice("mode", get_args(ParseMode)),
         starting_offsets=first,
         ending_offsets=last,
         starting_times_ns=since,
@@ -466,6 +486,7 @@ def parse_table_options(values: Mapping[str, str]) -> TableOptions:
         value_schema=options.text("valueSchema"),
         avro_schema=options.text("avroSchema"),
         avro_writer_schema=options.text("avroWriterSchema"),
+        stream_schema=options.flag("streamSchema", default=False),
         dead_letters=options.text("deadLetters"),
         primary_key=primary_key,
         envelope=envelope,
@@ -532,6 +553,24 @@ def parse_timestamp(text: str, *, name: str = "startingTimestamp") -> int:
     if abs(found) > _TIME_NS_MAX:
         raise wrong
     return found
+
+
+def _check_decoding(options: _OptionReader) -> None:
+    """Check that the options about values go together.
+
+    Raises:
+        InvalidConfigError: naming the one that does not.
+    """
+    kind: ValueFormat = options.choice("valueFormat", get_args(ValueFormat))
+    for name in ("schema", "writerSchema", "mode"):
+        if kind == "raw" and options.text(name):
+            raise InvalidConfigError(
+                f"option '{name}' is for decoded values: set 'valueFormat' to json, avro or arrow"
+            )
+    if options.text("writerSchema") and not (kind == "avro" and options.text("schema")):
+        raise InvalidConfigError("option 'writerSchema' is for Avro values, beside 'schema'")
+    if kind == "arrow":
+        options.required("schema", "the columns of the values, such as 'id BIGINT, name STRING'")
 
 
 def _streams(options: _OptionReader) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ Without such a stream it fails the query. Must not know files.
 """
 
 import json
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
@@ -24,6 +25,7 @@ from pyspark.sql.types import (
 
 from strandline.client.transactions.staged_write import StagedWrite
 from strandline.errors import InvalidConfigError, InvalidRecordError
+from strandline.spark.connection import schema_versions
 from strandline.spark.headers import ERROR, SOURCE_OFFSET, SOURCE_PARTITION, SOURCE_STREAM
 from strandline.spark.options import TableFormat, TableOptions
 from strandline.spark.publication import Part, begin_stage
@@ -36,6 +38,7 @@ from strandline.spark.table_changes import (
 )
 from strandline.spark.table_stage import tracks_offsets
 from strandline.values.decode import check_decodable, record_columns, value_decoder
+from strandline.values.schema import SchemaVersion
 
 _NOT_KEPT = (NullType, AnsiIntervalType, CalendarIntervalType)
 _RETRY_TIMEOUT_MS = 120_000
@@ -164,6 +167,7 @@ class Decoding:
                 values,
                 avro_schema=options.avro_schema,
                 avro_writer_schema=options.avro_writer_schema,
+                versions=_versions(options),
             )
         self._decode = decode
         self._changes = ChangeDecoder(
@@ -229,6 +233,19 @@ class Decoding:
         letters = _letters(batch, bad, stream=self._options.stream or "")
         self._letters += Fingerprint.of(letters)
         self._stage.append_batch(self._options.dead_letters, letters)
+
+
+def _versions(options: TableOptions) -> Sequence[SchemaVersion]:
+    """Return the versions of the stream's schema, if values are decoded by it.
+
+    Each task asks, so that a version that was set before its values were published is known.
+    """
+    if not options.stream_schema:
+        return ()
+    assert options.server is not None
+    assert options.stream is not None
+    kind = options.values
+    return schema_versions(options.server, options.stream, kind=kind, timeout_ms=_RETRY_TIMEOUT_MS)
 
 
 def _source(batch: pa.RecordBatch, place: int) -> str:

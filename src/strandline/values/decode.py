@@ -339,7 +339,12 @@ def _avro_parser(
         read, named = value_reader(avro_schema, writer_schema), kind
     else:
         known = names_by_column(versions)
-        names = [known.get(name, (name,))[0] for name in schema.names]
+        if foreign := [name for name in schema.names if name not in known]:
+            raise InvalidConfigError(
+                f"no version of the stream's schema has the column {foreign[0]!r}; add it, or give "
+                "'schema'"
+            )
+        names = [known[name][0] for name in schema.names]
         read = versions_reader(versions)
         named = pa.struct([(name, field.type) for name, field in zip(names, schema, strict=True)])
 

@@ -6,6 +6,8 @@ commit. The table sink (``table_io``) commits.
 """
 
 import json
+import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -16,7 +18,7 @@ from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.types import StructType
 
 from strandline.errors import InvalidConfigError
-from strandline.spark.connection import client_of, stream_state
+from strandline.spark.connection import client_of, schema_versions, stream_state
 from strandline.spark.options import ReadOptions, check_upsert
 from strandline.spark.pipelines.config import LoadPipeline
 from strandline.spark.pipelines.outputs import stream_of
@@ -27,13 +29,17 @@ from strandline.spark.table_changes import rows_of_events
 from strandline.spark.table_log import TableState, check_same_stream, decode_schema
 from strandline.spark.table_open import existing_store, is_object_url
 from strandline.spark.table_store import Loaded, MissingTableError, TableStore, local_path
-from strandline.values.columns import parse_columns
+from strandline.values.columns import arrow_schema, parse_columns
 from strandline.values.decode import (
     RECORD_COLUMNS,
     RECORD_PREFIX,
     check_distinct_names,
     infer_json_schema,
+    value_decoder,
 )
+from strandline.values.schema import SchemaVersion, names_by_column
+
+logger = logging.getLogger(__name__)
 
 _SAMPLE_RECORDS = 1000
 _RETRY_TIMEOUT_MS = 60_000
@@ -130,17 +136,22 @@ def prepare_load(config: LoadPipeline, read: ReadOptions) -> PreparedLoad:
     path = table_of(config, read)
     identity, _, loaded = open_load(config, read)
     state = loaded.state
-    columns = None
+    columns, versions = None, _stream_versions(config, read)
     if config.values != "raw":
-        columns = _value_schema(config, read, state)
-        check_distinct_names(to_arrow_schema(columns, timezone="UTC"))
+        columns = _value_schema(config, read, state, versions=versions)
+        arrow = to_arrow_schema(columns, timezone="UTC")
+        check_distinct_names(arrow)
+        if versions:
+            value_decoder(config.values, arrow, versions=versions)  # raises now, not in each task
+            _note_new_columns(path, arrow, versions)
     return PreparedLoad(
         read=read,
         path=path,
         name=f"load {streams_of(read)} into {path}",
         starting_offsets=_first_offsets(state, read, identity),
         local_commits=_local_commits(state),
-        options=table_options(config, read, identity=identity, columns=columns),
+        options=table_options(config, read, identity=identity, columns=columns)
+        | ({"streamSchema": "true"} if versions else {}),
     )
 
 
@@ -273,14 +284,52 @@ def _local_commits(state: TableState | None) -> int:
     )
 
 
-def _value_schema(config: LoadPipeline, read: ReadOptions, state: TableState | None) -> StructType:
-    """Return the columns of the values: the table's, else the file's, else those of a sample."""
+def _stream_versions(config: LoadPipeline, read: ReadOptions) -> Sequence[SchemaVersion]:
+    """Return the versions of the schema of a stream; none if a file has one, or several streams.
+
+    None of Debezium's events either, which are not the rows.
+
+    Raises:
+        InvalidConfigError: it is of other values.
+    """
+    if config.schema or config.values not in ("json", "avro") or read.stream is None:
+        return ()
+    if config.envelope != "none":
+        return ()
+    return schema_versions(
+        config.server, read.stream, kind=config.values, timeout_ms=_RETRY_TIMEOUT_MS
+    )
+
+
+def _note_new_columns(table: str, columns: pa.Schema, versions: Sequence[SchemaVersion]) -> None:
+    """Log which columns of a stream's schema its table has not."""
+    names = names_by_column(versions)
+    new = [each.name for each in versions[-1].columns if not {*names[each.name]} & {*columns.names}]
+    if new:
+        logger.warning(
+            "%s was begun before the schema of its stream had %s, and leaves that out; a new "
+            "table, with a new checkpoint, has it",
+            table,
+            ", ".join(new),
+        )
+
+
+def _value_schema(
+    config: LoadPipeline,
+    read: ReadOptions,
+    state: TableState | None,
+    *,
+    versions: Sequence[SchemaVersion],
+) -> StructType:
+    """Return the columns of the values: the table's, the file's, the stream's, or a sample's."""
     if state is not None:
         own = {f"{RECORD_PREFIX}{name}" for name in RECORD_COLUMNS}
         fields = [field for field in decode_schema(state.arrow_schema) if field.name not in own]
         columns = from_arrow_schema(pa.schema(fields))
         _check_same_columns(config, columns)
         return columns
+    if versions:
+        return from_arrow_schema(arrow_schema(versions[-1].columns))
     if config.values == "avro":
         from strandline.values.avro import arrow_schema_of
 
