@@ -62,7 +62,11 @@ def compact(
     if len(chosen) < 2:
         return 0
     settings = FileSettings(
-        schema=schema, prefix=_PREFIX, compression=compression, file_bytes=file_bytes
+        schema=schema,
+        prefix=_PREFIX,
+        compression=compression,
+        file_bytes=file_bytes,
+        is_summarized=False,
     )
     staged = stage(store, _rows(store, loaded, chosen), settings)
     proposal = Proposal(

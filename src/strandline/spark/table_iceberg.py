@@ -48,6 +48,7 @@ from strandline.spark.table_store import (
     MissingTableError,
     TableDirectory,
     TableStore,
+    check_every,
     check_has_records,
     failure_kind,
     reason_of,
@@ -133,12 +134,15 @@ class IcebergStore(TableStore):
         names = decode_schema(loaded.state.arrow_schema).names
         yield from loaded.at.scan(selected_fields=tuple(names)).to_arrow_batch_reader()
 
-    def live_files(self, loaded: Loaded) -> list[LiveFile]:
+    def live_files(self, loaded: Loaded, *, every: bool = False) -> list[LiveFile]:
         """Return the Parquet files of the snapshot without deleted rows."""
-        return [
+        found = [
             LiveFile(path=f.file_path, rows=f.record_count, size_bytes=f.file_size_in_bytes)
             for f in _data_files(loaded.at)
         ]
+        if every:
+            check_every(self.name, len(found), len(list(loaded.at.scan().plan_files())))
+        return found
 
     def open_live(self, loaded: Loaded, file: LiveFile) -> Any:
         """Open a file at its location."""

@@ -354,8 +354,16 @@ class TableStore(ABC):
         """
 
     @abstractmethod
-    def live_files(self, loaded: Loaded) -> list[LiveFile]:
-        """Return the data files of a table as it was loaded that a merge may replace."""
+    def live_files(self, loaded: Loaded, *, every: bool = False) -> list[LiveFile]:
+        """Return the data files of a table as it was loaded that a merge may replace.
+
+        Args:
+            loaded: the table.
+            every: all of its rows are needed.
+
+        Raises:
+            InvalidRequestError: some of them are in other files.
+        """
 
     @abstractmethod
     def open_live(self, loaded: Loaded, file: LiveFile) -> Any:
@@ -421,6 +429,21 @@ def check_has_records(
                 "to that load: if it was restored since, records are missing; load into another "
                 "table, with a new checkpoint"
             )
+
+
+def check_every(name: str, found: int, files: int) -> None:
+    """Check that all files of a table can be replaced.
+
+    Raises:
+        InvalidRequestError: some cannot.
+    """
+    if found < files:
+        raise InvalidRequestError(
+            f"{files - found} files of table {name} have rows that were deleted in place, or are "
+            "of another kind, so that its rows cannot be changed by a primary key; rewrite the "
+            "table (in Delta: REORG TABLE ... APPLY (PURGE)), or load into another one, with a new "
+            "checkpoint"
+        )
 
 
 def local_path(path: str) -> Path:

@@ -260,7 +260,8 @@ class LocalLoad:
                 staged.append(self._table.stage(rows, txn_id=plan.txn_id, batch=plan.batch))
         except BaseException:
             for each in staged:
-                self._table.store.directory.discard([file.staged for file in each.rows.files])
+                files = [*each.rows.files, *each.rows.deletes]
+                self._table.store.directory.discard([file.staged for file in files])
             raise
         self._table.commit(staged)
         records = sum(found.rows for each in staged for found in each.rows.ranges.values())
