@@ -1,7 +1,9 @@
 """Histories of one NATS consumer: its leaders change, and clients pull, receive and acknowledge.
 
 Rules: the real consumer at work (``ConsumerRunner``), its state kept by the real group coordinator
-under leader epochs. A leader is killed, or works on without knowing that there is another one.
+under leader epochs. A leader is killed, or works on without knowing that there is another one. In
+some histories the consumer has several partitions: it asks other brokers for those that they lead,
+which changes, and whose answers are late or do not come.
 Requests, messages and acknowledgements are lost, repeated and late; the coordinator is lost, too.
 
 Promises: what was acknowledged, and answered so, is not delivered again; the count of a record's
@@ -23,15 +25,23 @@ from simulation.transactions_groups import SimGroups
 from simulation.virtual_loop import LoopWorld, VirtualLoop
 from simulation.world import NetworkFaults, World
 from strandline.core.consumers.pulls import Pull
-from strandline.core.consumers.state import ConsumerState
+from strandline.core.consumers.state import ConsumerState, merged_sequence, split_sequence
 from strandline.core.coordinator_effects import Answer, Reject
 from strandline.core.groups import events as ev
 from strandline.errors import StrandlineError, UnavailableError
 from strandline.servers.nats.jetstream.ack_bodies import parse_ack_body
-from strandline.servers.nats.jetstream.consumer_config import ConsumerConfig
+from strandline.servers.nats.jetstream.consumer_config import AckPolicy, ConsumerConfig
 from strandline.servers.nats.jetstream.consumer_info import KeptConsumer
 from strandline.servers.nats.jetstream.frames import DeliveredRun
+from strandline.servers.nats.jetstream.merged_reader import MergedHost
 from strandline.servers.nats.jetstream.messages import MessageRun, StoredMessage
+from strandline.servers.nats.jetstream.partition_queries import (
+    PartitionAnswer,
+    PartitionQuery,
+    RemoteEnds,
+    answer_query,
+)
+from strandline.servers.nats.jetstream.partition_reader import PartitionReader
 from strandline.servers.nats.jetstream.records import messages_at, read_some
 from strandline.servers.nats.jetstream.runner import ConsumerRunner, RunnerHost
 from strandline.servers.nats.jetstream.subjects import AckSubject
@@ -49,6 +59,8 @@ PAYLOAD: Final = bytes(300_000)
 CHAOS_MS: Final = 4_000
 BUSY_MS: Final = 3_000
 CALM_S: Final = 60
+MERGED_EVERY: Final = 4
+"""One of so many seeds has several partitions."""
 
 
 class ConsumerPromiseError(Exception):
@@ -68,10 +80,11 @@ def hold(is_so: bool, what: str) -> None:  # noqa: FBT001  as assert
 class SimPartition:
     """The records, which are only appended; all leaders read the same ones."""
 
-    name = PartitionName(STREAM, 0)
     log_start_offset = 0
+    is_led = knows_end = True
 
-    def __init__(self) -> None:
+    def __init__(self, number: int) -> None:
+        self.name = PartitionName(STREAM, number)
         self.last_stable_offset = 0
         self._watching: list[asyncio.Event] = []
 
@@ -141,6 +154,9 @@ class SimLeader:
         self.epoch = epoch
         self.is_alive = True
         self.runner: ConsumerRunner | None = None
+        self.led = {0}
+        """The partitions that this broker leads; it asks others for those that it does not."""
+        self._ends = RemoteEnds(self._ask_leader)
         self._task = asyncio.get_running_loop().create_task(self._begin())
 
     async def _begin(self) -> None:
@@ -156,8 +172,12 @@ class SimLeader:
             link: Any = self
             clock: Any = SimClock(self.world)
             counter: Any = _Counter()
-            host = RunnerHost(link, clock, counter, self._on_thread, self._keep, self._ended)
-            partition: Any = self._history.partition
+            find: Any = self._find
+            merged = MergedHost(find, self._ask_leader, self._ends, counter, self._on_thread)
+            host = RunnerHost(
+                link, clock, counter, self._on_thread, self._keep, self._ended, merged
+            )
+            partition: Any = self._history.partitions[0]
             self.runner = ConsumerRunner(host, STREAM, partition, kept=kept)
             self.runner.begin()
             return
@@ -166,11 +186,38 @@ class SimLeader:
         found = await self._ask(lambda token: ev.ClaimConsumers(token, "js/", self.epoch))
         if GROUP in found:
             return msgspec.json.decode(found[GROUP], type=KeptConsumer)
+        count = len(self._history.partitions)
         kept = KeptConsumer(
-            config=self._history.config, created_ns=0, stream_created_ns=0, state=ConsumerState()
+            config=self._history.config,
+            created_ns=0,
+            stream_created_ns=0,
+            state=ConsumerState(positions=[0] * count if count > 1 else []),
         )
         await self._store(kept, is_new=True)
         return kept
+
+    def _find(self, name: str) -> SimPartition | None:
+        number = int(name.rpartition(":")[2])
+        return self._history.partitions[number] if number in self.led else None
+
+    async def _ask_leader(self, name: str, query: PartitionQuery) -> PartitionAnswer:
+        """Ask the leader of a partition.
+
+        Raises:
+            UnavailableError: it does not answer.
+        """
+        rng = self.world.rng
+        await asyncio.sleep(rng.uniform(0, 3e-3))
+        if not self._history.is_calm and rng.random() < 0.1:
+            await asyncio.sleep(rng.choice([0.0, 0.3, 2.0]))
+            if rng.random() < 0.5:
+                raise UnavailableError("the leader is lost")
+        partition: Any = self._history.partitions[int(name.rpartition(":")[2])]
+        counter: Any = _Counter()
+        reader = PartitionReader(partition, (), counter=counter, on_thread=self._on_thread)
+        return await answer_query(
+            query, reader, on_thread=self._on_thread, bytes_max=READ_AT_ONCE * len(PAYLOAD)
+        )
 
     def kill(self) -> None:
         """End without a word."""
@@ -292,17 +339,19 @@ class ConsumerHistory:
 
     Args:
         world: of it.
+        partitions: of the stream.
     """
 
-    def __init__(self, world: LoopWorld) -> None:
+    def __init__(self, world: LoopWorld, partitions: int) -> None:
         self.world = world
         rng = world.rng
-        is_push = rng.random() < 0.4
+        is_push = rng.random() < 0.4 and partitions == 1
+        policies: list[AckPolicy] = ["explicit", "explicit", "all"]
         self.config = ConsumerConfig(
             name=CONSUMER,
             durable_name=CONSUMER,
             deliver_policy="all",
-            ack_policy=rng.choice(["explicit", "explicit", "all"]),
+            ack_policy=rng.choice(policies if partitions == 1 else ["explicit"]),
             max_deliver=rng.choice([-1, -1, 3]),
             replay_policy="instant",
             num_replicas=1,
@@ -313,7 +362,7 @@ class ConsumerHistory:
             flow_control=is_push and rng.random() < 0.7,
             idle_heartbeat=100_000_000 if is_push else 0,
         )
-        self.partition = SimPartition()
+        self.partitions = list(map(SimPartition, range(partitions)))
         self.groups = SimGroups(world)
         self.inboxes: dict[bytes, int] = {}
         """Of clients that wait, with how many records they want yet."""
@@ -352,7 +401,9 @@ class ConsumerHistory:
         limit = self.config.max_deliver
         hold(limit < 0 or count <= limit, f"{sequence} is delivered {count} times")
         if self.config.max_ack_pending == 1 and limit < 0:
-            early = [each for each in range(1, sequence) if not self._is_settled(each)]
+            step = len(self.partitions)
+            earlier = range((sequence - 1) % step + 1, sequence, step)
+            early = [each for each in earlier if not self._is_settled(each)]
             hold(not early, f"{sequence} comes before {early} are settled")
         self.deliveries[sequence] = count
         self.world.note(f"deliver {sequence} {count}")
@@ -369,11 +420,21 @@ class ConsumerHistory:
         if self.config.max_deliver < 0 or runner is None:
             return False
         state = runner.kept.state
-        return sequence <= state.delivered_stream and sequence not in state.pending
+        within, number = split_sequence(sequence, len(self.partitions))
+        position = state.positions[number] if state.positions else state.delivered_stream
+        return within <= position and sequence not in state.pending
 
-    def unsettled(self, end: int) -> list[int]:
-        """Return the records up to a sequence that nobody has settled."""
-        return [each for each in range(1, end + 1) if not self._is_settled(each)]
+    def unsettled(self) -> list[int]:
+        """Return the records that nobody has settled."""
+        count = len(self.partitions)
+        return [
+            sequence
+            for partition in self.partitions
+            for within in range(1, partition.last_stable_offset + 1)
+            if not self._is_settled(
+                sequence := merged_sequence(within, partition.name.partition, count)
+            )
+        ]
 
     # Clients
 
@@ -464,7 +525,8 @@ class ConsumerHistory:
     def publish(self) -> None:
         """Records come all the time."""
         if not self.is_over:
-            self.partition.publish()
+            is_one = len(self.partitions) == 1
+            (self.partitions[0] if is_one else self.world.rng.choice(self.partitions)).publish()
             self.world.after(self.world.rng.uniform(0, self.publish_ms * 2), self.publish)
 
     def change_leader(self) -> None:
@@ -503,6 +565,8 @@ class ConsumerHistory:
             self.groups.crash()
         elif chance < 0.15:
             self.listen(is_on=not self.is_listening)
+        elif chance < 0.25 and len(self.partitions) > 1:
+            self.leader.led = {0, *(each for each in (1, 2) if rng.random() < 0.5)}
         self.world.after(30, self.happen)
 
     async def live(self) -> None:
@@ -528,10 +592,10 @@ class ConsumerHistory:
         hold(not starved, f"{starved} are not delivered again while others are")
         self.is_busy, self.publish_ms = False, 1e9
         for _ in range(CALM_S):
-            if self.unsettled(self.partition.last_stable_offset):
+            if self.unsettled():
                 await asyncio.sleep(1)
         self.is_over = True
-        lost = self.unsettled(self.partition.last_stable_offset)
+        lost = self.unsettled()
         hold(not lost, f"{len(lost)} are lost, from {lost[:5]} on")
 
     def crashes(self) -> list[BaseException]:
@@ -558,7 +622,7 @@ def run(seed: int) -> World:
         world = LoopWorld(seed, loop)
 
         async def live() -> None:
-            history = ConsumerHistory(world)
+            history = ConsumerHistory(world, 3 if seed % MERGED_EVERY == 1 else 1)
             try:
                 await history.live()
             finally:

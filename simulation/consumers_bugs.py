@@ -12,6 +12,8 @@ from strandline.core.groups import coordinator as groups
 _CORE = "strandline.core.consumers.consumer:PullConsumer"
 _FLOW = "strandline.core.consumers.flow:FlowWindow"
 _RUNNER = "strandline.servers.nats.jetstream.runner:ConsumerRunner"
+_MERGED = "strandline.servers.nats.jetstream.merged_buffer:MergedBuffer"
+_STATE = "strandline.core.consumers.state:ConsumerState"
 
 CONSUMER_BUGS: Final = (
     SourceRewrite(
@@ -91,6 +93,24 @@ CONSUMER_BUGS: Final = (
         f"{_CORE}._settle",
         "first - 1)",
         "first)",
+    ),
+    SourceRewrite(
+        "a record whose partition cannot be read counts as gone",
+        f"{_MERGED}.read_again",
+        "return [merged_sequence(each, number, count) for each in together]",
+        "return []",
+    ),
+    SourceRewrite(
+        "a partition that could not be read once is left out for ever",
+        f"{_MERGED}._is_absent",
+        "part.retry_ms <= self._now_ms()",
+        "part.retry_ms <= 0",
+    ),
+    SourceRewrite(
+        "partitions share a position",
+        f"{_STATE}.advance",
+        "self.positions[number] = max(within, self.positions[number])",
+        "self.positions[:] = [max(within, each) for each in self.positions]",
     ),
     SourceRewrite(
         "an answer to flow control frees nothing",

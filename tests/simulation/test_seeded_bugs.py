@@ -38,6 +38,7 @@ QUICK = {
     "a new leader does not wait for acknowledgements",
     "new records come before those that are due",
     "any number of records is pending",
+    "a record whose partition cannot be read counts as gone",
 }
 ALL = [(name, bug) for name, simulation in SIMULATIONS.items() for bug in simulation.bugs]
 

@@ -58,6 +58,10 @@ READ_OPTIONS = (
     "retryTimeoutMs",
     "group",
     "output",
+    "valueFormat",
+    "schema",
+    "writerSchema",
+    "mode",
 )
 WRITE_OPTIONS = (
     "server",
@@ -89,6 +93,7 @@ TABLE_OPTIONS = (
     "avroSchema",
     "avroWriterSchema",
     "deadLetters",
+    "streamSchema",
     "server",
     "servers",
     "stream",
@@ -122,6 +127,8 @@ _ELSEWHERE = {
 }
 """Options of Kafka's source and others, which are not misspellings of ours."""
 TableFormat = Literal["parquet", "delta", "iceberg"]
+ParseMode = Literal["FAILFAST", "PERMISSIVE", "DROPMALFORMED"]
+"""What becomes of a value that cannot be decoded, in the words of Spark's sources."""
 PartitionBy = Literal["stream", "column"]
 """Whether a row's partition follows from its key or subject, or from a column."""
 Delivery = Literal["exactlyOnce", "atLeastOnce"]
@@ -172,6 +179,12 @@ class ReadOptions:
     """The output of a streaming query, which its checkpoint belongs to."""
     identity: str | None = None
     """Of the stream that the starting or ending offsets belong to, if they say so."""
+    value_format: ValueFormat = "raw"
+    value_schema: str | None = None
+    """Columns of the values, or their Avro schema; None: by the stream's schema."""
+    writer_schema: str | None = None
+    """The schema Avro values were written with, if not ``value_schema``."""
+    mode: ParseMode = "FAILFAST"
 
     def of_stream(self, stream: str) -> "ReadOptions":
         """Return the options of a read of one of the streams."""
@@ -187,6 +200,12 @@ class ReadOptions:
     def key(self, stream: str, partition: int) -> PartitionKey:
         """Return the key of a partition in the offsets of this read."""
         return partition if self.stream is not None else PartitionName(stream, partition)
+
+    def key_of(self, partition: int | str) -> PartitionKey:
+        """Return the key of a partition that a table of this read names."""
+        key = parse_partition(str(partition), only=self.stream)
+        assert key is not None, partition
+        return key
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,13 +254,17 @@ class TableOptions:
     avro_schema: str | None = None
     avro_writer_schema: str | None = None
     """The schema Avro values were written with, if not ``avro_schema``."""
+    stream_schema: bool = False
+    """Whether values are decoded by the schema of ``stream``, as it is when a task begins."""
     dead_letters: str | None = None
     """The stream for values that cannot be decoded; None: they fail the query."""
     server: str | None = None
     stream: str | None = None
-    """The stream being loaded: named in dead letters, and asked about missing offsets."""
+    """The stream being loaded: named in dead letters, and asked about missing offsets; None:
+    unknown, or rows name theirs in a column.
+    """
     stream_identity: str | None = None
-    """Its name and creation time: the table accepts no other stream's records."""
+    """Its name and creation time, or those of several: the table accepts no other's records."""
 
 
 @dataclass(frozen=True)
@@ -355,6 +378,7 @@ def parse_read_options(values: Mapping[str, str], *, streaming: bool | None) -> 
     long_poll = options.count("longPollMs", at_least=0)
     delay = options.count("maxTriggerDelayMs", at_least=0)
     retry = options.count("retryTimeoutMs", at_least=0)
+    _check_decoding(options)
     streams = _streams(options)
     stream = streams[0] if len(streams) == 1 else None
     start, end = (options.text(name) for name in ("startingOffsets", "endingOffsets"))
@@ -372,6 +396,10 @@ def parse_read_options(values: Mapping[str, str], *, streaming: bool | None) -> 
         streams=streams if stream is None else (),
         stream_pattern=options.text("streamPattern"),
         identity=first_identity or last_identity,
+        value_format=options.choice("valueFormat", get_args(ValueFormat)),
+        value_schema=options.text("schema"),
+        writer_schema=options.text("writerSchema"),
+        mode=options.choice("mode", get_args(ParseMode)),
         starting_offsets=first,
         ending_offsets=last,
         starting_times_ns=since,
@@ -429,8 +457,6 @@ def parse_table_options(values: Mapping[str, str]) -> TableOptions:
     if value_format != "raw":
         options.required("valueSchema", "a Spark schema as JSON: the columns of the values")
     compression: Compression = options.choice("compression", get_args(Compression))
-    if options.text("deadLetters"):
-        options.required("stream", "name the stream that is loaded")
     needs_server = any(options.text(name) for name in ("deadLetters", "server", "servers"))
     return TableOptions(
         path=options.required("path", "name the table's directory, as in .start('/data/flights')"),
@@ -450,6 +476,7 @@ def parse_table_options(values: Mapping[str, str]) -> TableOptions:
         value_schema=options.text("valueSchema"),
         avro_schema=options.text("avroSchema"),
         avro_writer_schema=options.text("avroWriterSchema"),
+        stream_schema=options.flag("streamSchema", default=False),
         dead_letters=options.text("deadLetters"),
         server=options.server() if needs_server else None,
         stream=options.text("stream"),
@@ -490,6 +517,24 @@ def parse_timestamp(text: str, *, name: str = "startingTimestamp") -> int:
     if abs(found) > _TIME_NS_MAX:
         raise wrong
     return found
+
+
+def _check_decoding(options: _OptionReader) -> None:
+    """Check that the options about values go together.
+
+    Raises:
+        InvalidConfigError: naming the one that does not.
+    """
+    kind: ValueFormat = options.choice("valueFormat", get_args(ValueFormat))
+    for name in ("schema", "writerSchema", "mode"):
+        if kind == "raw" and options.text(name):
+            raise InvalidConfigError(
+                f"option '{name}' is for decoded values: set 'valueFormat' to json, avro or arrow"
+            )
+    if options.text("writerSchema") and not (kind == "avro" and options.text("schema")):
+        raise InvalidConfigError("option 'writerSchema' is for Avro values, beside 'schema'")
+    if kind == "arrow":
+        options.required("schema", "the columns of the values, such as 'id BIGINT, name STRING'")
 
 
 def _streams(options: _OptionReader) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from strandline.spark.options import TableFormat
 from strandline.spark.table_files import TableFiles
 from strandline.spark.table_log import (
     Manifest,
+    PartitionId,
     Proposal,
     TableState,
     decide,
@@ -41,7 +42,7 @@ class TableSummary:
     commits: int
     files: int
     rows: int
-    offsets: dict[int, int]
+    offsets: dict[PartitionId, int]
     """For each partition the offset up to which it is committed, exclusive."""
 
 

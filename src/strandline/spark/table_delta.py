@@ -15,7 +15,7 @@ import json
 import math
 import operator
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial, reduce
 from typing import Any
@@ -37,6 +37,7 @@ from strandline.spark.table_files import TableFiles
 from strandline.spark.table_log import (
     DataFile,
     LiveFile,
+    PartitionId,
     Proposal,
     TableState,
     decode_schema,
@@ -52,6 +53,7 @@ from strandline.spark.table_store import (
     failure_kind,
     reason_of,
 )
+from strandline.values.decode import RECORD_PREFIX
 
 STATE_KEY = "strandline.state"
 """Key of our state in the commit information."""
@@ -60,7 +62,9 @@ OFFSET_ID = "strandline/"
 SEQUENCE_ID = "strandline-commits"
 """The application transaction that counts our commits."""
 PARTITIONS_ID = "strandline-partitions"
-"""The application transaction with the number of partitions."""
+"""The application transaction with the number of partitions of a stream."""
+STREAMS_ID = "strandline-stream-partitions"
+"""The application transaction with the number of partitions of several streams."""
 _FEATURES = frozenset(
     {
         "allowColumnDefaults",
@@ -362,39 +366,77 @@ def _state_by_transactions(table: DeltaTable) -> TableState | None:
     sequence = table.transaction_version(SEQUENCE_ID)
     if sequence is None:
         return None
-    partitions = range(table.transaction_version(PARTITIONS_ID) or 0)
-    found = {p: table.transaction_version(f"{OFFSET_ID}{p}") for p in partitions}
+    offsets = _committed_offsets(table)
     state = TableState(
         sequence=sequence,
-        arrow_schema=encode_schema(pa.schema(table.schema().to_arrow())),
-        tracks_offsets=bool(partitions),
-        offsets={p: offset for p, offset in found.items() if offset is not None},
+        arrow_schema=encode_schema(_schema(table)),
+        tracks_offsets=bool(offsets),
+        offsets=offsets,
     )
     # A RESTORE leaves the application transactions as they are.
     check_has_records(table.table_uri, state, partial(_has_record, table))
     return state
 
 
-def _has_record(table: DeltaTable, values: Mapping[str, int]) -> bool:
-    """Return whether a table has a row with these values.
+def _committed_offsets(table: DeltaTable) -> dict[PartitionId, int]:
+    """Return the offsets that the application transactions have.
 
     Raises:
-        InvalidRequestError: the library cannot read the table.
+        InvalidRequestError: they cannot all be found.
     """
+    several = table.transaction_version(STREAMS_ID)
+    partitions: Iterable[PartitionId] = range(table.transaction_version(PARTITIONS_ID) or 0)
+    if several is not None:
+        # Delta does not list its transactions, so the rows say which streams there are.
+        prefix = RECORD_PREFIX if f"{RECORD_PREFIX}stream" in _schema(table).names else ""
+        place = [f"{prefix}stream", f"{prefix}partition"]
+        rows = _dataset(table).to_table(columns=place).group_by(place).aggregate([])
+        partitions = ["/".join(map(str, row.values())) for row in rows.to_pylist()]
+    versions = {p: table.transaction_version(f"{OFFSET_ID}{p}") for p in partitions}
+    found = {p: offset for p, offset in versions.items() if offset is not None}
+    if several is not None and len(found) != several:
+        raise InvalidRequestError(
+            f"the log of {table.table_uri} was cleaned up since the last load, and only "
+            f"{len(found)} of the {several} partitions that were loaded have rows to tell their "
+            "names; load into another table, with a new checkpoint"
+        )
+    return found
+
+
+def _schema(table: DeltaTable) -> pa.Schema:
+    return pa.schema(table.schema().to_arrow())
+
+
+def _has_record(table: DeltaTable, values: Mapping[str, int | str]) -> bool:
+    """Return whether a table has a row with these values; errors as ``_dataset``."""
     tests = [pc.field(name) == value for name, value in values.items()]
+    found: int = _dataset(table).count_rows(filter=reduce(operator.and_, tests))
+    return found > 0
+
+
+def _dataset(table: DeltaTable) -> Any:
+    """Return the rows of a table.
+
+    Raises:
+        InvalidRequestError: the library cannot read them.
+    """
     try:
-        found: int = table.to_pyarrow_dataset().count_rows(filter=reduce(operator.and_, tests))
+        return table.to_pyarrow_dataset()
     except DeltaError as error:
         raise InvalidRequestError(
-            f"the log of {table.table_uri} was cleaned up since the last load, and its records "
-            f"cannot be read: {reason_of(error)}; load into another table, with a new checkpoint"
+            f"{table.table_uri} cannot be read, and its log was cleaned up since the last load: "
+            f"{reason_of(error)}; load into another table, with a new checkpoint"
         ) from error
-    return found > 0
 
 
 def _properties(state: TableState, proposal: Proposal) -> CommitProperties:
     marks = {f"{OFFSET_ID}{p}": state.offsets[p] for p in proposal.ranges}
-    marks |= {SEQUENCE_ID: state.sequence, PARTITIONS_ID: max(state.offsets, default=-1) + 1}
+    numbers = [p for p in state.offsets if isinstance(p, int)]
+    marks[SEQUENCE_ID] = state.sequence
+    if len(numbers) == len(state.offsets):
+        marks[PARTITIONS_ID] = max(numbers, default=-1) + 1
+    else:
+        marks[STREAMS_ID] = len(state.offsets)
     read = {str(p): [found.start, found.stop] for p, found in proposal.ranges.items()}
     return CommitProperties(
         custom_metadata={STATE_KEY: encode_state(state), "strandline.read": json.dumps(read)},

@@ -40,6 +40,7 @@ from strandline.spark.table_log import (
     decode_schema,
     decode_state,
     encode_state,
+    partition_id,
     staged_name,
 )
 from strandline.spark.table_store import (
@@ -305,16 +306,16 @@ def _current_state(table: Table, state: TableState) -> TableState:
     )
 
 
-def _has_record(table: Table, values: Mapping[str, int]) -> bool:
+def _has_record(table: Table, values: Mapping[str, int | str]) -> bool:
     """Return whether a table has a row with these values."""
-    test = " and ".join(f"{name} = {value}" for name, value in values.items())
+    test = " and ".join(f"{name} = {value!r}" for name, value in values.items())
     found = table.scan(row_filter=test, selected_fields=tuple(values), limit=1).to_arrow()
     return bool(found.num_rows)
 
 
 def _restored(state: TableState, offsets: Mapping[str, int]) -> TableState:
     """Return a state with other offsets; its number is kept, so that the next commit's is new."""
-    committed = {int(partition): offset for partition, offset in offsets.items()}
+    committed = {partition_id(name): offset for name, offset in offsets.items()}
     return msgspec.structs.replace(state, offsets=committed, transactions={}, restored=True)
 
 

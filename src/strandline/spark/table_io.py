@@ -89,6 +89,7 @@ class TableCommitter:
                 compression=self.options.compression,
                 file_bytes=self.options.file_bytes,
                 decode=decoding.rows if self.options.values != "raw" else None,
+                by_stream=self.gaps.has_several,
             )
             gathered = sized_batches(batches)
             named = (each.rename_columns(self.records.names) for each in gathered)

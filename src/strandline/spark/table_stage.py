@@ -38,6 +38,8 @@ class FileSettings:
     """Size at which a file is closed and another begun."""
     decode: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None
     """Decodes records to rows of the table; None: the records are the rows."""
+    by_stream: bool = False
+    """Whether offsets are those of several streams, which the records name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +77,7 @@ def stage(
     try:
         for batch in batches:
             if tracks_offsets(batch.schema) and batch.num_rows:
-                found.append(summarize(batch))
+                found.append(summarize(batch, by_stream=settings.by_stream))
             rows = batch if settings.decode is None else settings.decode(batch)
             with usable(store.directory.scratch):
                 writer.write(rows)
@@ -89,22 +91,25 @@ def stage(
     return StagedRows(files=writer.files, ranges=merge_ranges(found))
 
 
-def summarize(batch: pa.RecordBatch) -> Ranges:
+def summarize(batch: pa.RecordBatch, *, by_stream: bool = False) -> Ranges:
     """Return the offset range of each partition in ``batch``.
+
+    Args:
+        batch: of records.
+        by_stream: whether they are of several streams, which their column ``stream`` names.
 
     Raises:
         InvalidRecordError: a row has no partition or no offset.
     """
-    partitions, offsets = batch.column("partition"), batch.column("offset")
-    if partitions.null_count or offsets.null_count:
+    place = ["stream", "partition"] if by_stream else ["partition"]
+    rows = pa.Table.from_batches([batch]).select([*place, "offset"])
+    if any(column.null_count for column in rows.columns):
         raise InvalidRecordError("a row without partition or offset cannot be committed once")
-    grouped = (
-        pa.table({"partition": partitions, "offset": offsets})
-        .group_by("partition")
-        .aggregate([("offset", "min"), ("offset", "max"), ("offset", "count"), ("offset", "sum")])
+    grouped = rows.group_by(place).aggregate(
+        [("offset", "min"), ("offset", "max"), ("offset", "count"), ("offset", "sum")]
     )
     return {
-        row["partition"]: RangeSummary(
+        (f"{row['stream']}/{row['partition']}" if by_stream else row["partition"]): RangeSummary(
             row["offset_min"],
             row["offset_max"] + 1,
             row["offset_count"],

@@ -394,7 +394,7 @@ class TableStore(ABC):
 
 
 def check_has_records(
-    name: str, state: TableState, has_record: Callable[[Mapping[str, int]], bool]
+    name: str, state: TableState, has_record: Callable[[Mapping[str, int | str]], bool]
 ) -> None:
     """Check that a table has the records up to its offsets, where its log no longer says so.
 
@@ -411,7 +411,10 @@ def check_has_records(
     names = decode_schema(state.arrow_schema).names
     prefix = "" if {"partition", "offset"}.issubset(names) else RECORD_PREFIX
     for partition, stop in state.offsets.items():
-        if not has_record({f"{prefix}partition": partition, f"{prefix}offset": stop - 1}):
+        stream, _, number = str(partition).rpartition("/")
+        place: dict[str, int | str] = {"stream": stream} if stream else {}
+        place |= {"partition": int(number), "offset": stop - 1}
+        if not has_record({f"{prefix}{name}": value for name, value in place.items()}):
             raise InvalidRequestError(
                 f"table {name} was loaded up to offset {stop} of partition {partition}, but has no "
                 f"record {stop - 1} of partition {partition}, and its log no longer reaches back "

@@ -6,6 +6,7 @@ Without such a stream it fails the query. Must not know files.
 """
 
 import json
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
@@ -24,12 +25,14 @@ from pyspark.sql.types import (
 
 from strandline.client.transactions.staged_write import StagedWrite
 from strandline.errors import InvalidConfigError, InvalidRecordError
+from strandline.spark.connection import schema_versions
 from strandline.spark.headers import ERROR, SOURCE_OFFSET, SOURCE_PARTITION, SOURCE_STREAM
 from strandline.spark.options import TableFormat, TableOptions
 from strandline.spark.publication import Part, begin_stage
 from strandline.spark.rows import Fingerprint
 from strandline.spark.table_stage import tracks_offsets
 from strandline.values.decode import check_decodable, record_columns, value_decoder
+from strandline.values.schema import SchemaVersion
 
 _NOT_KEPT = (NullType, AnsiIntervalType, CalendarIntervalType)
 _RETRY_TIMEOUT_MS = 120_000
@@ -100,10 +103,17 @@ def check_decoding(records: pa.Schema, options: TableOptions) -> None:
             f"values can be decoded as {options.values} only where rows have a column 'value' of "
             "type binary"
         )
-    if options.dead_letters is not None and not tracks_offsets(records):
+    if options.dead_letters is None:
+        return
+    if not tracks_offsets(records):
         raise InvalidConfigError(
             "dead letters say which record they were: rows need the columns 'partition' of type "
             "int and 'offset' of type bigint"
+        )
+    if options.stream is None and "stream" not in records.names:
+        raise InvalidConfigError(
+            "dead letters say which record they were: name the stream that is loaded with the "
+            "option 'stream'"
         )
 
 
@@ -130,6 +140,7 @@ class Decoding:
                 values,
                 avro_schema=options.avro_schema,
                 avro_writer_schema=options.avro_writer_schema,
+                versions=_versions(options),
             )
 
     def rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -184,11 +195,25 @@ class Decoding:
         self._stage.append_batch(self._options.dead_letters, letters)
 
 
+def _versions(options: TableOptions) -> Sequence[SchemaVersion]:
+    """Return the versions of the stream's schema, if values are decoded by it.
+
+    Each task asks, so that a version that was set before its values were published is known.
+    """
+    if not options.stream_schema:
+        return ()
+    assert options.server is not None
+    assert options.stream is not None
+    kind = options.values
+    return schema_versions(options.server, options.stream, kind=kind, timeout_ms=_RETRY_TIMEOUT_MS)
+
+
 def _source(batch: pa.RecordBatch, place: int) -> str:
     if not tracks_offsets(batch.schema):
         return "a record"
-    partition, offset = (batch.column(name)[place].as_py() for name in ("partition", "offset"))
-    return f"partition {partition}, offset {offset}"
+    row = batch.slice(place, 1).to_pylist()[0]
+    stream = f"stream {row['stream']}, " if "stream" in row else ""
+    return f"{stream}partition {row['partition']}, offset {row['offset']}"
 
 
 def _letters(batch: pa.RecordBatch, bad: list[tuple[int, str]], *, stream: str) -> pa.RecordBatch:
@@ -197,7 +222,7 @@ def _letters(batch: pa.RecordBatch, bad: list[tuple[int, str]], *, stream: str) 
     headers = [
         [
             (ERROR, reason.encode()),
-            (SOURCE_STREAM, stream.encode()),
+            (SOURCE_STREAM, row.get("stream", stream).encode()),
             (SOURCE_PARTITION, b"%d" % row["partition"]),
             (SOURCE_OFFSET, b"%d" % row["offset"]),
         ]

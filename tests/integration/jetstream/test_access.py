@@ -32,6 +32,7 @@ REQUESTS = {
     "CONSUMER.CREATE.{}.c": b'{"stream_name":"{}","config":{"name":"c","durable_name":"c"}}',
     "CONSUMER.CREATE.{}": b'{"stream_name":"{}"}',
     "CONSUMER.MSG.NEXT.{}.c": b'{"expires":1,"idle_heartbeat":9}',  # answered by a status
+    "STRANDLINE.READ.{}": b'{"count_after":0}',  # of brokers, and of no other principal
 }
 """Requests that change nothing if they are done."""
 

@@ -12,18 +12,23 @@ from nats.js.api import ConsumerConfig
 
 import strandline
 from strandline.api.cluster import CLUSTER_STATUS
-from strandline.client.connection import BrokerConnection
+from strandline.client.connection import BrokerConnection, Credentials
+from strandline.process.ports import free_ports
+from tests.kit.clusters import three_brokers
 
 from .conftest import IDS, Asker, connected, shape, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 NS = 1_000_000_000
 PARTITIONS = 6
+ADMIN = "an-administrators-token-made-for-this-test"
+AUTH = {"STRANDLINE_AUTH__ENABLED": "true", "STRANDLINE_AUTH__ADMIN_TOKEN": ADMIN}
 SUBJECTS = 30
 
 
-def status(server):
-    connection = BrokerConnection(server.flight, timeout_s=5)
+def status(server, token=None):
+    credentials = Credentials(token=token) if token else None
+    connection = BrokerConnection(server.flight, timeout_s=5, credentials=credentials)
     try:
         [found] = connection.action(CLUSTER_STATUS, None)
     finally:
@@ -31,12 +36,12 @@ def status(server):
     return found
 
 
-async def leaders(server):
+async def leaders(server, token=None):
     """The number of each partition's leader, once every partition has one."""
     found = {}
 
     async def is_known():
-        partitions = (await asyncio.to_thread(status, server)).partitions
+        partitions = (await asyncio.to_thread(status, server, token)).partitions
         found.update({p.partition: p.leader for p in partitions if p.stream == "orders"})
         return found and None not in found.values()
 
@@ -44,21 +49,21 @@ async def leaders(server):
     return found
 
 
-async def until_all_live(server):
+async def until_all_live(server, token=None):
     async def are_live():
-        brokers = (await asyncio.to_thread(status, server)).brokers
+        brokers = (await asyncio.to_thread(status, server, token)).brokers
         return [each.state for each in brokers] == ["live"] * len(IDS)
 
     await until(are_live)
 
 
-async def made(cluster, *, replicas):
+async def made(cluster, *, replicas, token=None):
     """Make the stream, with leaders at several brokers; return them."""
-    await until_all_live(cluster[1])
-    with strandline.connect(cluster[1].flight) as admin:
+    await until_all_live(cluster[1], token)
+    with strandline.connect(cluster[1].flight, token=token) as admin:
         settings = {"subject": "orders.>", "partition_by": "subject", "replicas": replicas}
         await asyncio.to_thread(admin.create_stream, "orders", partitions=PARTITIONS, **settings)
-    found = await leaders(cluster[1])
+    found = await leaders(cluster[1], token)
     assert len(set(found.values())) > 1, found
     return found
 
@@ -188,7 +193,7 @@ def _partition(message):
     return (int(message.reply.split(".")[5]) - 1) % PARTITIONS
 
 
-async def test_it_goes_on_when_brokers_are_killed(cluster):
+async def test_a_merged_consumer_goes_on_when_brokers_are_killed(cluster):
     """First the one where it works, then another leader: nothing lost, counts never go down."""
     at = await made(cluster, replicas=3)
     stays = next(number for number in IDS if number != at[0])
@@ -276,7 +281,7 @@ async def test_gos_client_goes_on_when_brokers_are_killed(cluster, go_programs):
     await client.close()
 
 
-async def test_it_ends_when_partitions_are_added(cluster):
+async def test_a_merged_consumer_ends_when_partitions_are_added(cluster):
     """A sequence would mean another message. Pulls are told so, and it can be made again."""
     await made(cluster, replicas=1)
     client = await connected(cluster[1].nats_url)
@@ -301,3 +306,57 @@ async def test_it_ends_when_partitions_are_added(cluster):
     found = await ask.pull("orders", "d", 12)
     assert Counter(each.data for each in found) == Counter(numbered(range(12)))
     await client.close()
+
+
+@pytest.fixture
+def guarded(tmp_path):
+    """Three brokers that check access."""
+    ports = free_ports(len(IDS))
+    meeting = ",".join(f"{n}=127.0.0.1:{port}" for n, port in zip(IDS, ports, strict=True))
+    secret = tmp_path / "secret"
+    secret.write_text("shared-by-the-servers-of-this-test")
+    secret.chmod(0o600)
+    environment = {**AUTH, "STRANDLINE_CLUSTER__NATS_SECRET_FILE": str(secret)}
+    more = ("--nats-peers", meeting)
+    with three_brokers(tmp_path, environment_of=lambda _: environment, more=more) as servers:
+        yield servers
+
+
+async def test_rules_hold_where_brokers_read_for_each_other(guarded):
+    """Who may read the stream and use the consumer gets records, and nobody else hears them."""
+    at = await made(guarded, replicas=1, token=ADMIN)
+    with strandline.connect(guarded[1].flight, token=ADMIN) as admin:
+        admin.access.grant("billing", "read", "stream", "orders")
+        admin.access.grant("billing", "group", "group", "js/orders/d")
+        admin.access.grant("shop", "publish", "subject", "orders.>")
+        admin.access.grant("spy", "read", "subject", "orders.>")
+        tokens = {each: admin.access.create_token(each) for each in ("billing", "shop", "spy")}
+    # Where the consumer works, and where other partitions are led.
+    urls = [guarded[at[0]].nats_url, *(server.nats_url for server in guarded.values())]
+    shop = await nats.connect(
+        urls[0], token=tokens["shop"], inbox_prefix="_INBOX_PRIVATE.shop", connect_timeout=10
+    )
+    await publish(shop.jetstream(), range(60))
+    heard = []
+
+    async def hear(message):
+        heard.append(message.data)
+
+    spies = [await nats.connect(url, token=tokens["spy"]) for url in urls]
+    for each in spies:
+        await each.subscribe("_INBOX.>", cb=hear)
+        await each.flush()
+    billing = await nats.connect(
+        urls[0], token=tokens["billing"], inbox_prefix="_INBOX_PRIVATE.billing"
+    )
+    ask = Asker(billing)
+    await subscribed(billing.jetstream())
+    found = await ask.pull("orders", "d", {"batch": 60, "expires": 20 * NS})
+    assert {each.data for each in found} == numbered(range(60))
+    subject = f"$JS.API.STRANDLINE.READ.orders:{PARTITIONS - 1}"
+    for client in (billing, spies[0]):
+        with pytest.raises(nats.errors.TimeoutError):
+            await client.request(subject, b'{"read_from": 0}', timeout=1)
+    assert not [each for each in heard if each in numbered(range(60)) or b"orders." in each]
+    for client in (shop, billing, *spies):
+        await client.close()

@@ -115,7 +115,7 @@ async def test_pending_messages_are_summed(nc):
     assert (info["num_pending"], info["delivered"]["stream_seq"]) == (0, 42)
 
 
-async def test_every_kind_of_acknowledgement(nc):
+async def test_every_partition_takes_every_acknowledgement(nc):
     """Refused, later, never, still at work; counts go up, and the limit of pending ones holds."""
     await publish(nc, 8)
     config = ConsumerConfig(ack_wait=1, max_ack_pending=8)
@@ -141,7 +141,7 @@ async def test_every_kind_of_acknowledgement(nc):
     assert info.delivered.consumer_seq == 11
 
 
-async def test_without_acknowledgements(nc):
+async def test_every_partition_without_acknowledgements(nc):
     """Every message once."""
     await publish(nc, 30)
     ask = Asker(nc)
@@ -152,7 +152,7 @@ async def test_without_acknowledgements(nc):
     assert (info["ack_floor"]["stream_seq"], info["num_pending"]) == (30, 0)
 
 
-async def test_where_it_begins(nc):
+async def test_where_a_merged_consumer_begins(nc):
     """With all, with new messages, at a time."""
     await publish(nc, 20)
     ask = Asker(nc)
@@ -197,7 +197,7 @@ async def _error(ask, config):
     return {name: found["error"][name] for name in ("code", "err_code", "description")}
 
 
-async def test_consumers_are_listed_updated_and_deleted(nc):
+async def test_merged_consumers_are_listed_updated_and_deleted(nc):
     """Those of the stream's own name, beside those of its partitions."""
     ask = Asker(nc)
     await ask.consumer("orders", "whole", durable_name="whole")
@@ -220,7 +220,7 @@ async def test_consumers_are_listed_updated_and_deleted(nc):
     assert (code, number) == (404, 10014)
 
 
-async def test_deleted_messages_are_skipped(nc):
+async def test_deleted_messages_of_a_partition_are_skipped(nc):
     """A purge of one partition drops its pending messages; the others' come again."""
     await publish(nc, 24)
     ask = Asker(nc)
@@ -240,7 +240,7 @@ def _partition(message):
     return (int(message.reply.split(".")[5]) - 1) % PARTITIONS
 
 
-async def test_it_survives_a_restart(tmp_path):
+async def test_a_merged_consumer_survives_a_restart(tmp_path):
     """Positions, pending messages and their counts; the group has a position per partition."""
     with Server(nats=True, data_dir=tmp_path) as url:
         with strandline.connect(url.flight) as admin:
@@ -275,7 +275,7 @@ async def test_it_survives_a_restart(tmp_path):
         await client.close()
 
 
-async def test_a_deleted_streams_consumers_are_forgotten(server, nc):
+async def test_a_deleted_streams_merged_consumers_are_forgotten(server, nc):
     """Another stream of the name has none of them."""
     ask = Asker(nc)
     await ask.consumer("orders", "d", durable_name="d")
@@ -286,7 +286,7 @@ async def test_a_deleted_streams_consumers_are_forgotten(server, nc):
     assert (await ask("CONSUMER.NAMES.orders"))["consumers"] == []
 
 
-async def test_many_messages_in_many_fetches(nc):
+async def test_many_messages_of_every_partition(nc):
     """None is lost or comes twice while more are published."""
     js = nc.jetstream()
     sub = await js.pull_subscribe("", "d", stream="orders")
@@ -318,8 +318,11 @@ async def test_many_messages_in_many_fetches(nc):
         b'{"count_after": -9}',
         b'{"end_not": -1}',
         b'{"filters": ["a..b"], "read_from": 0}',
-        b'{"begin": {"name": "x", "deliver_policy": "by_start_time", "ack_policy": "none", '
-        b'"max_deliver": 1, "replay_policy": "instant", "num_replicas": 1, "opt_start_time": "x"}}',
+        (
+            b'{"begin": {"name": "x", "deliver_policy": "by_start_time", "ack_policy": "none", '
+            b'"max_deliver": 1, "replay_policy": "instant", "num_replicas": 1, '
+            b'"opt_start_time": "x"}}'
+        ),
         b"[]",
     ],
 )
@@ -335,7 +338,7 @@ async def test_any_request_between_brokers_is_answered(nc, body):
     assert len(await sub.fetch(3, timeout=5)) == 3
 
 
-async def test_new_messages_only(nc):
+async def test_new_messages_of_every_partition(nc):
     """By a client that asks for them."""
     await publish(nc, 5)
     config = ConsumerConfig(deliver_policy=DeliverPolicy.NEW)

@@ -7,9 +7,9 @@ connections log in by signing the server's nonce. The private keys are created a
 never leave the process, so the configuration on disk contains no secret.
 
 Rules: every other client needs an authorization, and without an answer it is rejected. The broker
-itself may publish only to inboxes, and ask other brokers for the state of streams: a client chooses
-its reply subject, and must not use the broker to publish where it may not publish itself. Over the
-leaf connection, which carries records of consumers, it may publish to private inboxes only.
+itself may publish only to inboxes, and ask other brokers about partitions: a client chooses its
+reply subject, and must not use the broker to publish where it may not publish itself. Over the leaf
+connection, which carries records of consumers, it may publish to private inboxes only.
 """
 
 import json
@@ -26,8 +26,8 @@ INBOXES: Final = f"{INBOX_PREFIX}>"
 """Where replies go; all stock clients subscribe below it."""
 PRIVATE_INBOXES: Final = f"{PRIVATE_PREFIX}>"
 """Where records go, and the replies to clients that are configured so."""
-STREAM_INFOS: Final = "$JS.API.STREAM.INFO.*"
-"""Requests for the state of streams that other brokers lead; answered by them only."""
+REQUESTS: Final = ("$JS.API.STREAM.INFO.*", "$JS.API.STRANDLINE.READ.*")
+"""For the state and the records of partitions that other brokers lead; answered by them only."""
 NOTHING: Final = "strandline.nothing"
 """A subject without messages, as the only one that may be received."""
 SYSTEM_SUBJECTS: Final = "$SYS.>"
@@ -59,7 +59,7 @@ class Accounts:
 
     def configuration(self) -> Iterator[str]:
         """Yield the lines of nats-server's configuration."""
-        publish = json.dumps([INBOXES, PRIVATE_INBOXES, STREAM_INFOS])
+        publish = json.dumps([INBOXES, PRIVATE_INBOXES, *REQUESTS])
         users = [self._broker.public, self._system.public, self._leaf.public]
         yield "accounts {"
         yield f"  {STREAMS_ACCOUNT} {{ users: [ {{"

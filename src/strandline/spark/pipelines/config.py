@@ -6,6 +6,7 @@ not know Spark or YAML.
 
 import difflib
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal, get_args
 
 import msgspec
@@ -40,13 +41,17 @@ class Common(
 
 
 class LoadPipeline(Common, frozen=True, kw_only=True, tag="load"):
-    """Streams into tables, one table per stream."""
+    """Streams into tables: each into its own, or several into one."""
 
-    streams: list[str]
+    streams: list[str] = []
+    stream_pattern: str | None = None
+    """In place of ``streams``: a glob of names, such as ``orders-*``. New streams join the load."""
     engine: Literal["spark", "local"] = "spark"
     """Spark, or one Python process without Java, for small streams; either continues the other."""
     into: Name
-    """A directory, or ``namespace.table`` of Iceberg; ``{stream}`` stands for the stream's name."""
+    """A directory, or ``namespace.table`` of Iceberg; ``{stream}`` stands for the stream's name.
+    Without it several streams become one table, whose rows name theirs.
+    """
     format: Literal["parquet", "delta", "iceberg"] = "parquet"
     catalog: dict[str, str] = {}
     """Properties of the Iceberg catalog, as pyiceberg takes them."""
@@ -177,7 +182,9 @@ def decode_pipeline(values: Any) -> Pipeline:
         pipeline: Pipeline = msgspec.convert(values, Pipeline)
     except UNDECODABLE as error:
         raise InvalidConfigError(f"not a pipeline: {error}; see docs/pipelines.md") from error
-    if isinstance(pipeline, LoadPipeline | MergePipeline):
+    if isinstance(pipeline, LoadPipeline) and pipeline.stream_pattern is not None:
+        _check_names_or_pattern(pipeline)
+    elif isinstance(pipeline, LoadPipeline | MergePipeline):
         _check_streams(pipeline.streams)
     _check_not_circular(pipeline)
     return pipeline
@@ -189,6 +196,16 @@ def _check_streams(streams: list[str]) -> None:
     for name in streams:
         if streams.count(name) > 1:
             raise InvalidConfigError(f"'streams' names '{name}' twice; name it once")
+
+
+def _check_names_or_pattern(pipeline: LoadPipeline) -> None:
+    if pipeline.streams:
+        raise InvalidConfigError("give 'streams' or 'stream_pattern', not both")
+    if "{stream}" in pipeline.into:
+        raise InvalidConfigError(
+            "the streams of 'stream_pattern' become one table: write 'into' without {stream}, or "
+            "name the streams in 'streams'"
+        )
 
 
 def _check_not_circular(pipeline: Pipeline) -> None:
@@ -208,7 +225,9 @@ def _check_not_circular(pipeline: Pipeline) -> None:
         None,
         pipeline.server,
     )
-    if output in inputs and not is_mirror and not isinstance(pipeline, TransformPipeline):
+    pattern = getattr(pipeline, "stream_pattern", None)
+    is_read = output in inputs or (pattern and output and fnmatchcase(output, pattern))
+    if is_read and not is_mirror and not isinstance(pipeline, TransformPipeline):
         raise InvalidConfigError(
             f"'{key}' is '{output}', which the pipeline reads: it would read what it writes, "
             "without end; name another stream"

@@ -34,7 +34,7 @@ class _Part:
     def __init__(self, buffer: DeliveryBuffer) -> None:
         self.buffer = buffer
         self.reading: asyncio.Task[Passed | None] | None = None
-        self.slow_ms = 0.0
+        self.slow_s = 0.0
         """From then on nobody waits for it."""
         self.wakes = False
         """Whether the consumer is woken when it is done."""
@@ -165,6 +165,7 @@ class MergedBuffer:
         Returns:
             None if there are some.
         """
+        loop = asyncio.get_running_loop()
         passed: list[int] = []
         ends: set[int] = set()
         for number, part in enumerate(self._parts):
@@ -174,9 +175,9 @@ class MergedBuffer:
             if number not in ends:
                 self._begin(number)
         while not self._has_records and (awaited := self._awaited):
-            left_ms = min(part.slow_ms for part in awaited.values()) - self._now_ms()
+            left_s = min(part.slow_s for part in awaited.values()) - loop.time()
             await asyncio.wait(
-                awaited, timeout=max(0.0, left_ms / 1e3), return_when=asyncio.FIRST_COMPLETED
+                awaited, timeout=max(0.0, left_s), return_when=asyncio.FIRST_COMPLETED
             )
             for number, part in enumerate(self._parts):
                 if part.reading is not None and part.reading.done():
@@ -196,11 +197,11 @@ class MergedBuffer:
     @property
     def _awaited(self) -> dict[asyncio.Task[Passed | None], _Part]:
         """What is being read and may still be awaited."""
-        now_ms = self._now_ms()
+        now_s = asyncio.get_running_loop().time()
         return {
             part.reading: part
             for part in self._parts
-            if part.reading is not None and part.slow_ms > now_ms
+            if part.reading is not None and part.slow_s > now_s
         }
 
     @property
@@ -214,7 +215,7 @@ class MergedBuffer:
         is_there = part.reading is not None or self._is_absent(part)
         if is_there or part.buffer.buffered(wanted).sizes:
             return
-        part.slow_ms, part.wakes = self._now_ms() + PATIENCE_S * 1e3, False
+        part.slow_s, part.wakes = asyncio.get_running_loop().time() + PATIENCE_S, False
         part.reading = asyncio.create_task(
             part.buffer.read_new(wanted.sequence), name="jetstream-part"
         )
@@ -261,7 +262,9 @@ class MergedBuffer:
     @property
     def retry_ms(self) -> float | None:
         """When what could not be read is to be tried again; None: nothing is."""
-        return min((p.retry_ms for p in self._parts if p.retry_ms is not None), default=None)
+        now_ms = self._now_ms()
+        times = [part.retry_ms for part in self._parts if part.retry_ms is not None]
+        return min((each for each in times if each > now_ms), default=None)
 
     def watch(self, event: asyncio.Event) -> None:
         """Set an event with each record that comes."""
