@@ -39,7 +39,8 @@ COMMITS = f"{META_DIRECTORY}/commits"
 """The folder of a plain table's manifests."""
 _REASON_LENGTH = 500
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_FULL_TEXT = "No space left on device"
+_FULL_TEXTS = ("No space left on device", "database or disk is full")
+"""Also in errors of libraries, the second of SQLite."""
 _PLACED_GRACE_S = 600.0
 """Time for a reader that found a file in staging to open it before that name is removed."""
 
@@ -510,7 +511,7 @@ def usable(path: Path | str) -> Iterator[None]:
 
 def failure_kind(error: Exception) -> type[StrandlineError]:
     """Return our class for an error of a file system, also in the words of a library."""
-    if getattr(error, "errno", None) in _FULL or _FULL_TEXT in str(error):
+    if getattr(error, "errno", None) in _FULL or any(text in str(error) for text in _FULL_TEXTS):
         return DiskFullError
     return InvalidConfigError if isinstance(error, PermissionError) else UnavailableError
 
@@ -528,12 +529,15 @@ def replace_durably(path: Path, data: bytes) -> None:
 
     Errors as ``usable``.
     """
-    building = path.with_name(path.name + ".building")
-    with usable(path):
-        building.unlink(missing_ok=True)
+    # Two processes may do it at once: the name of one file for both would be a third content.
+    building = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
         write_durably(building, data)
-        building.rename(path)
-        sync_directory(path.parent)
+        with usable(path):
+            building.rename(path)
+    finally:
+        building.unlink(missing_ok=True)
+    sync_directory(path.parent)
 
 
 def sync_file(path: Path) -> None:
