@@ -57,6 +57,32 @@ def test_the_schema_is_the_list_of_columns(batch_reader, log):
     assert size < 30_000
 
 
+def test_values_are_decoded_by_the_schema_of_the_stream(batch_reader, stream_reader, log, spark):
+    """In a batch, in SQL, and in a micro-batch; a read of one's own columns selects from them."""
+    stream = log.new_stream(partitions=1)
+    log.client.schemas.set(stream, "id BIGINT NOT NULL, at TIMESTAMP, tags ARRAY<STRING>")
+    for number in range(20):
+        value = {"id": number, "at": "2026-11-27T12:00:00Z", "tags": ["a", str(number)]}
+        log.client.append(stream, json.dumps(value).encode())
+    log.client.append(stream, b"no JSON")
+    good = batch_reader(stream, valueFormat="json", mode="DROPMALFORMED").load()
+    good.createOrReplaceTempView("decoded")
+    assert spark.sql("SELECT sum(id), max(tags[1]) FROM decoded").first()[:] == (190, "9")
+    every = batch_reader(stream, valueFormat="json", mode="PERMISSIVE").load()
+    [bad] = every.where("_error IS NOT NULL").collect()
+    assert (bad["_offset"], bad.id) == (20, None)
+    some = batch_reader(stream, valueFormat="json", mode="DROPMALFORMED")
+    assert some.schema("id BIGINT, _offset BIGINT").load().count() == 20
+    with pytest.raises(PySparkException, match="offset 20 is not json"):
+        batch_reader(stream, valueFormat="json").load().collect()
+    followed = stream_reader(stream, valueFormat="json", mode="PERMISSIVE").load()
+    query = followed.writeStream.format("memory").queryName("decoded_values")
+    query = query.trigger(availableNow=True).start()
+    query.awaitTermination()
+    found = spark.sql("SELECT count(*), count(id) FROM decoded_values").first()
+    assert found[:] == (21, 20)
+
+
 @pytest.mark.parametrize(
     ("schema", "message"),
     [("colour STRING", "no column 'colour'"), ("value STRING", "cast it after loading")],

@@ -204,6 +204,28 @@ def test_a_load_whose_table_was_deleted_is_rejected(spark, log, tmp_path):
     assert load.rows() == load.expected()
 
 
+def test_a_load_decodes_by_the_schema_of_its_stream(spark, log, tmp_path):
+    """On Spark as in one process: each task knows the newest version, and misfits are letters."""
+    letters = log.new_stream(partitions=1)
+    load = LoadPipeline(log, tmp_path, "delta", values="json", dead_letters=letters)
+    log.client.schemas.set(load.stream, "id INT NOT NULL, note STRING")
+    load.append(range(10), bad={3})
+    load.run(spark)
+    columns = [
+        {"name": "id", "type": "bigint", "nullable": False, "id": 1},
+        {"name": "remark", "type": "string", "id": 2},
+    ]
+    log.client.schemas.set(load.stream, json.dumps(columns))
+    load.append(range(10, 20))
+    log.client.append(load.stream, b'{"id": 20, "remark": "new"}', partition=0)
+    log.client.append(load.stream, b'{"remark": "none"}', partition=0)
+    load.run(spark)
+    found = {row["id"]: row["note"] for row in load.table().to_pylist()}
+    assert found == dict.fromkeys((n for n in range(20) if n != 3), None) | {20: "new"}
+    values = log.client.read(letters).read_all().column("value").to_pylist()
+    assert sorted(values) == [b"oops 3", b'{"remark": "none"}']
+
+
 @pytest.mark.parametrize("table_format", ["parquet", "delta"])
 def test_either_engine_continues_the_other(spark, log, tmp_path, table_format):
     """Local, Spark, local and Spark over one table and one checkpoint: each record once, and a
@@ -228,3 +250,53 @@ def test_either_engine_continues_the_other(spark, log, tmp_path, table_format):
     assert sorted(found) == sorted(b"oops %d" % n for n in range(3, 80, 20))
     parsed = from_arrow_schema(parse_columns(columns))
     assert parsed == StructType.fromDDL(columns), "as Spark parses it"
+
+
+@pytest.mark.parametrize("table_format", ["parquet", "delta", "iceberg"])
+def test_several_streams_become_one_table_by_either_engine(spark, log, tmp_path, table_format):
+    """Spark, local and Spark again; one more stream joins the list under the same checkpoint; a
+    gap between batches of each stream is explained by its own.
+    """
+    letters = log.new_stream(partitions=1)
+    load = LoadPipeline(log, tmp_path, table_format, values="json", schema="id BIGINT")
+    load.config |= {"dead_letters": letters, "streams": [load.stream, log.new_stream()]}
+    expected = []
+    for round_, engine in enumerate(["spark", "local", "spark"]):
+        if round_ == 2:
+            load.config["streams"] = [*load.config["streams"], log.new_stream()]
+        for stream in load.config["streams"]:
+            with log.client.transaction(f"t-{stream}") as transaction:
+                transaction.append(stream, b'{"id": 999}', partition=0)
+                transaction.abort()
+            load.stream = stream
+            numbers = range(20 * round_, 20 * round_ + 20)
+            load.append(numbers, bad={numbers[4]})
+            expected += [(stream, n) for n in numbers if n != numbers[4]]
+        config = decode_pipeline(load.config | {"engine": engine})
+        run_local(config) if engine == "local" else run_pipeline(spark, config)
+        found = load.table().select(["_stream", "id"]).columns
+        assert sorted(zip(*(each.to_pylist() for each in found), strict=True)) == sorted(expected)
+    headers = log.client.read(letters).read_all().column("headers").to_pylist()
+    sources = sorted(dict(each)["Strandline-Source-Stream"].decode() for each in headers)
+    assert sources == sorted([*load.config["streams"][:2] * 3, load.stream])
+
+
+@pytest.mark.parametrize("table_format", ["delta", "iceberg"])
+def test_a_compacted_stream_is_kept_by_either_engine(spark, log, tmp_path, table_format):
+    """Spark, local and Spark again over one table: the newest row of each key, deletes deleted."""
+    load = LoadPipeline(log, tmp_path, table_format, values="json", schema="id BIGINT, n BIGINT")
+    load.config |= {"mode": "upsert", "primary_key": ["id"]}
+    model = {}
+    for round_, engine in enumerate(["spark", "local", "spark"]):
+        for number in range(60 * round_, 60 * round_ + 60):
+            key = number * 7 % 25
+            value = None if number % 5 == 4 else b'{"id": %d, "n": %d}' % (key, number)
+            log.client.append(load.stream, value, key=b"%d" % key, partition=key % 2)
+            model.pop(key, None)
+            if value is not None:
+                model[key] = number
+        config = decode_pipeline(load.config | {"engine": engine})
+        run_local(config) if engine == "local" else run_pipeline(spark, config)
+        rows = load.table().select(["id", "n"]).to_pylist()
+        assert {row["id"]: row["n"] for row in rows} == model
+        assert len(rows) == len(model)

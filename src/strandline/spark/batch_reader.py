@@ -105,4 +105,8 @@ def read_task(
 ) -> Iterator[pa.RecordBatch]:
     """Fetch a range and convert it for Spark."""
     settle()
+    if options.value_format != "raw":
+        from strandline.spark.value_source import decoded_rows
+
+        return decoded_rows(options, partition.range, target, identity=partition.identity)
     return read_rows(options, partition.range, target, identity=partition.identity)

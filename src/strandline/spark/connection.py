@@ -27,6 +27,7 @@ from strandline.api.admin import StreamInfo
 from strandline.client.retry_policy import RetryDeadline
 from strandline.errors import (
     DataLossError,
+    InvalidConfigError,
     OffsetOutOfRangeError,
     StrandlineError,
     UnknownStreamError,
@@ -38,8 +39,10 @@ from strandline.spark.planning import (
     Offsets,
     PartitionExtent,
     StreamExtent,
+    identities,
     joined,
 )
+from strandline.values.schema import SchemaVersion, ValueFormat
 
 logger = logging.getLogger(__name__)
 
@@ -119,6 +122,25 @@ def with_retries(
         except StrandlineError as error:
             forget_client(server)
             _pause(retry, error, parent=parent)
+
+
+def schema_versions(
+    server: str, stream: str, *, kind: ValueFormat, timeout_ms: int
+) -> Sequence[SchemaVersion]:
+    """Return the versions of a stream's schema, ascending; none if it has no schema.
+
+    Raises:
+        InvalidConfigError: it is of another format.
+        UnknownStreamError: there is no such stream.
+        UnavailableError: the broker could not be reached in time.
+    """
+    found = with_retries(server, lambda client: client.schemas.list(stream), timeout_ms=timeout_ms)
+    if found and found[-1].format != kind:
+        raise InvalidConfigError(
+            f"the schema of stream {stream!r} is of {found[-1].format} values, and they are to be "
+            f"decoded as {kind}: write {found[-1].format}, or give 'schema'"
+        )
+    return found
 
 
 def stream_state(options: ReadOptions) -> StreamExtent:
@@ -252,7 +274,7 @@ def read_range(
         wanted: partition and offsets, of one stream or of several.
         columns: columns to read; ``offset`` is added, since a resumed read needs it, and those
             that are the same for the whole range are left out.
-        identity: identity of the stream that the range was planned on.
+        identity: of the stream that the range was planned on, or of all of the read.
 
     Raises:
         DataLossError: records of the range were deleted, unless ``failOnDataLoss`` is off; or the
@@ -261,6 +283,7 @@ def read_range(
     """
     stream, partition = options.place(wanted.partition)
     options, wanted = options.of_stream(stream), replace(wanted, partition=partition)
+    identity = identities(identity).get(stream, identity)
     asked = list(dict.fromkeys(("offset", *(c for c in columns if c not in CONSTANTS))))
     left, records = wanted, 0
     retry, parent = RetryDeadline(options.retry_timeout_ms / 1e3), os.getppid()

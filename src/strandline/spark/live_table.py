@@ -8,20 +8,21 @@ Rules: read the table and its offsets from one commit, then the log from these o
 commits do not affect the result, so each record appears once. Must not know Spark.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 
 from strandline.errors import InvalidConfigError, InvalidRecordError
 from strandline.spark.arrow import SparkCast
-from strandline.spark.connection import read_rows, stream_state
+from strandline.spark.connection import read_rows, schema_versions, stream_state
 from strandline.spark.options import ReadOptions, TableFormat
 from strandline.spark.planning import (
     OffsetRange,
     StreamExtent,
     available_end,
+    keyed,
     plan_ranges,
     starting_offsets,
 )
@@ -35,9 +36,12 @@ from strandline.values.decode import (
     record_columns,
     value_decoder,
 )
-from strandline.values.schema import ValueFormat
+from strandline.values.schema import SchemaVersion, ValueFormat
 
 Decode = Callable[[pa.RecordBatch], pa.RecordBatch]
+
+_SEVERAL = pa.schema([pa.field("stream", pa.string()), *RECORD_SCHEMA])
+"""The columns of records of several streams."""
 
 
 @dataclass(frozen=True)
@@ -83,9 +87,10 @@ class LiveTable:
 
 
 def table(
-    stream: str,
+    stream: str | Sequence[str] | None = None,
     *,
     table: str,
+    stream_pattern: str | None = None,
     server: str = "127.0.0.1:9293",
     table_format: TableFormat = "parquet",
     catalog: Mapping[str, str] | None = None,
@@ -98,15 +103,16 @@ def table(
     """Return a table that a stream is loaded into, with the records that are not loaded yet.
 
     Args:
-        stream: its name.
+        stream: its name, or those of several that are loaded into one table.
         table: the table's directory or URL, or ``namespace.table`` of an Iceberg table, as in
             ``into`` of the load.
+        stream_pattern: in place of ``stream``, as in the load.
         server: the broker's Flight address; in a cluster several, separated by commas.
         table_format: ``parquet``, ``delta`` or ``iceberg``.
         catalog: properties of the Iceberg catalog.
         storage: settings of the object store, as in the load.
         values: how the load decodes values: ``raw``, ``json``, ``avro`` or ``arrow``.
-        avro_schema: for Avro, as the load's ``schema``.
+        avro_schema: for Avro, as the load's ``schema``; by default the stream's.
         avro_writer_schema: for Avro, as the load's ``writer_schema``.
         skip_invalid: leave out values that cannot be decoded, as a load with dead letters does.
 
@@ -123,20 +129,23 @@ def table(
     # The table before the log: what is committed in between is read from the log, and not from the
     # table, whose files are those of the loaded commit.
     loaded = store.load()
-    options = ReadOptions(server=server, stream=stream)
+    options = _read_options(server, stream, stream_pattern)
     extent = stream_state(options)
-    schema = _schema(loaded.state, table, values=values)
+    has_several = options.stream is None
     if loaded.state is not None:
-        check_same_stream(loaded.state, extent.identity)
+        check_same_stream(loaded.state, extent.identity, several=has_several)
+    own = _SEVERAL if has_several else RECORD_SCHEMA
+    schema = _schema(loaded.state, table, values=values, own=own)
     decode, records = None, schema
     if values != "raw":
-        records = _record_schema(schema)
+        records = _record_schema(schema, own)
         decode = _decoder(
             schema,
             values,
             skip_invalid=skip_invalid,
             avro_schema=avro_schema,
             avro_writer_schema=avro_writer_schema,
+            versions=_versions(options, values, avro_schema),
         )
     return LiveTable(
         schema=schema,
@@ -150,16 +159,45 @@ def table(
     )
 
 
+def _versions(
+    options: ReadOptions, values: ValueFormat, avro_schema: str | None
+) -> Sequence[SchemaVersion]:
+    """Return the versions of the stream's schema; none if another is given, or of several streams.
+
+    They are asked for after the end of the log, so that they are those of its records.
+    """
+    if avro_schema is not None or values not in ("json", "avro") or options.stream is None:
+        return ()
+    timeout_ms = options.retry_timeout_ms
+    return schema_versions(options.server, options.stream, kind=values, timeout_ms=timeout_ms)
+
+
+def _read_options(
+    server: str, stream: str | Sequence[str] | None, pattern: str | None
+) -> ReadOptions:
+    if (stream is None) == (pattern is None):
+        raise InvalidConfigError("give a stream, a list of them, or 'stream_pattern'")
+    read = ReadOptions(server=server, stream=None, stream_pattern=pattern)
+    if stream is None:
+        return read
+    if isinstance(stream, str):
+        return replace(read, stream=stream)
+    return replace(read, streams=tuple(stream))
+
+
 def _tail(
     options: ReadOptions, extent: StreamExtent, state: TableState | None
 ) -> list[OffsetRange]:
     """Return what is not in the table; a partition without an offset begins at its log start."""
-    committed = dict(state.offsets) if state is not None else {}
-    start = starting_offsets(extent.partitions, options) | committed
+    committed = state.offsets if state is not None else {}
+    start = starting_offsets(extent.partitions, options)
+    start |= keyed(committed.items(), options, identity=extent.identity)
     return plan_ranges(start, available_end(extent.partitions, options, start=start), options)
 
 
-def _schema(state: TableState | None, table: str, *, values: ValueFormat) -> pa.Schema:
+def _schema(
+    state: TableState | None, table: str, *, values: ValueFormat, own: pa.Schema
+) -> pa.Schema:
     """Return the columns of the rows.
 
     Raises:
@@ -171,8 +209,13 @@ def _schema(state: TableState | None, table: str, *, values: ValueFormat) -> pa.
                 f"nothing is committed to {table} yet, so the columns of its values are not known; "
                 "wait for the first commit of its load"
             )
-        return RECORD_SCHEMA
+        return own
     schema = decode_schema(state.arrow_schema)
+    if state.primary_key:
+        raise InvalidConfigError(
+            f"the rows of {table} are those of the primary key {', '.join(state.primary_key)}, and "
+            "the log has every change; read only the table"
+        )
     if not state.tracks_offsets:
         raise InvalidConfigError(
             f"{table} has no stream offsets, so it cannot be joined with the log; "
@@ -184,8 +227,8 @@ def _schema(state: TableState | None, table: str, *, values: ValueFormat) -> pa.
             f"values={values!r} does not fit {table} with the columns {columns}: give the "
             "'values' of the load that writes it"
         )
-    own = {*RECORD_SCHEMA.names, "stream"}
-    foreign = [name for name in schema.names if values == "raw" and name not in own]
+    known = {*own.names, "stream"}
+    foreign = [name for name in schema.names if values == "raw" and name not in known]
     if foreign:
         raise InvalidConfigError(
             f"{table} has the column {foreign[0]!r}, which a query computed and the log does not "
@@ -194,10 +237,10 @@ def _schema(state: TableState | None, table: str, *, values: ValueFormat) -> pa.
     return schema
 
 
-def _record_schema(schema: pa.Schema) -> pa.Schema:
+def _record_schema(schema: pa.Schema, own: pa.Schema) -> pa.Schema:
     """Return the columns of records that a table of decoded values needs."""
     wanted = {"value", *(name.removeprefix(RECORD_PREFIX) for name in _own(schema))}
-    return pa.schema([field for field in RECORD_SCHEMA if field.name in wanted])
+    return pa.schema([field for field in own if field.name in wanted])
 
 
 def _own(schema: pa.Schema) -> list[str]:

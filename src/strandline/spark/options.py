@@ -8,7 +8,7 @@ this module turns strings into values.
 
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, TypeVar, get_args
@@ -58,6 +58,10 @@ READ_OPTIONS = (
     "retryTimeoutMs",
     "group",
     "output",
+    "valueFormat",
+    "schema",
+    "writerSchema",
+    "mode",
 )
 WRITE_OPTIONS = (
     "server",
@@ -89,6 +93,9 @@ TABLE_OPTIONS = (
     "avroSchema",
     "avroWriterSchema",
     "deadLetters",
+    "primaryKey",
+    "envelope",
+    "streamSchema",
     "server",
     "servers",
     "stream",
@@ -122,6 +129,10 @@ _ELSEWHERE = {
 }
 """Options of Kafka's source and others, which are not misspellings of ours."""
 TableFormat = Literal["parquet", "delta", "iceberg"]
+Envelope = Literal["none", "debezium"]
+"""Whether a value is a row, or an event with the row before and after."""
+ParseMode = Literal["FAILFAST", "PERMISSIVE", "DROPMALFORMED"]
+"""What becomes of a value that cannot be decoded, in the words of Spark's sources."""
 PartitionBy = Literal["stream", "column"]
 """Whether a row's partition follows from its key or subject, or from a column."""
 Delivery = Literal["exactlyOnce", "atLeastOnce"]
@@ -172,6 +183,12 @@ class ReadOptions:
     """The output of a streaming query, which its checkpoint belongs to."""
     identity: str | None = None
     """Of the stream that the starting or ending offsets belong to, if they say so."""
+    value_format: ValueFormat = "raw"
+    value_schema: str | None = None
+    """Columns of the values, or their Avro schema; None: by the stream's schema."""
+    writer_schema: str | None = None
+    """The schema Avro values were written with, if not ``value_schema``."""
+    mode: ParseMode = "FAILFAST"
 
     def of_stream(self, stream: str) -> "ReadOptions":
         """Return the options of a read of one of the streams."""
@@ -187,6 +204,12 @@ class ReadOptions:
     def key(self, stream: str, partition: int) -> PartitionKey:
         """Return the key of a partition in the offsets of this read."""
         return partition if self.stream is not None else PartitionName(stream, partition)
+
+    def key_of(self, partition: int | str) -> PartitionKey:
+        """Return the key of a partition that a table of this read names."""
+        key = parse_partition(str(partition), only=self.stream)
+        assert key is not None, partition
+        return key
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,13 +258,20 @@ class TableOptions:
     avro_schema: str | None = None
     avro_writer_schema: str | None = None
     """The schema Avro values were written with, if not ``avro_schema``."""
+    stream_schema: bool = False
+    """Whether values are decoded by the schema of ``stream``, as it is when a task begins."""
     dead_letters: str | None = None
     """The stream for values that cannot be decoded; None: they fail the query."""
+    primary_key: tuple[str, ...] = ()
+    """Columns by which records replace and delete rows; none: rows are appended."""
+    envelope: Envelope = "none"
     server: str | None = None
     stream: str | None = None
-    """The stream being loaded: named in dead letters, and asked about missing offsets."""
+    """The stream being loaded: named in dead letters, and asked about missing offsets; None:
+    unknown, or rows name theirs in a column.
+    """
     stream_identity: str | None = None
-    """Its name and creation time: the table accepts no other stream's records."""
+    """Its name and creation time, or those of several: the table accepts no other's records."""
 
 
 @dataclass(frozen=True)
@@ -355,6 +385,7 @@ def parse_read_options(values: Mapping[str, str], *, streaming: bool | None) -> 
     long_poll = options.count("longPollMs", at_least=0)
     delay = options.count("maxTriggerDelayMs", at_least=0)
     retry = options.count("retryTimeoutMs", at_least=0)
+    _check_decoding(options)
     streams = _streams(options)
     stream = streams[0] if len(streams) == 1 else None
     start, end = (options.text(name) for name in ("startingOffsets", "endingOffsets"))
@@ -372,6 +403,10 @@ def parse_read_options(values: Mapping[str, str], *, streaming: bool | None) -> 
         streams=streams if stream is None else (),
         stream_pattern=options.text("streamPattern"),
         identity=first_identity or last_identity,
+        value_format=options.choice("valueFormat", get_args(ValueFormat)),
+        value_schema=options.text("schema"),
+        writer_schema=options.text("writerSchema"),
+        mode=options.choice("mode", get_args(ParseMode)),
         starting_offsets=first,
         ending_offsets=last,
         starting_times_ns=since,
@@ -429,8 +464,9 @@ def parse_table_options(values: Mapping[str, str]) -> TableOptions:
     if value_format != "raw":
         options.required("valueSchema", "a Spark schema as JSON: the columns of the values")
     compression: Compression = options.choice("compression", get_args(Compression))
-    if options.text("deadLetters"):
-        options.required("stream", "name the stream that is loaded")
+    primary_key = tuple(filter(None, (options.text("primaryKey") or "").split(",")))
+    envelope: Envelope = options.choice("envelope", get_args(Envelope))
+    check_upsert(table_format, value_format, primary_key=primary_key, envelope=envelope)
     needs_server = any(options.text(name) for name in ("deadLetters", "server", "servers"))
     return TableOptions(
         path=options.required("path", "name the table's directory, as in .start('/data/flights')"),
@@ -450,11 +486,38 @@ def parse_table_options(values: Mapping[str, str]) -> TableOptions:
         value_schema=options.text("valueSchema"),
         avro_schema=options.text("avroSchema"),
         avro_writer_schema=options.text("avroWriterSchema"),
+        stream_schema=options.flag("streamSchema", default=False),
         dead_letters=options.text("deadLetters"),
+        primary_key=primary_key,
+        envelope=envelope,
         server=options.server() if needs_server else None,
         stream=options.text("stream"),
         stream_identity=options.text("streamIdentity"),
     )
+
+
+def check_upsert(
+    table_format: TableFormat,
+    values: ValueFormat,
+    *,
+    primary_key: Sequence[str],
+    envelope: Envelope,
+) -> None:
+    """Check that rows can be changed by a primary key, if one is given.
+
+    Raises:
+        InvalidConfigError: in plain Parquet, or events that are not decoded.
+    """
+    if primary_key and table_format == "parquet":
+        raise InvalidConfigError(
+            "a table of plain Parquet files takes no 'primaryKey': a listing of its directory "
+            "would show replaced and deleted rows; set option 'tableFormat' to delta or iceberg"
+        )
+    if envelope != "none" and (values not in ("json", "avro") or not primary_key):
+        raise InvalidConfigError(
+            f"option 'envelope' is {envelope}, whose events change rows by a primary key: set "
+            "'primaryKey', and 'values' to json or avro"
+        )
 
 
 def origin_metadata(options: ReadOptions) -> dict[str, dict[str, str]]:
@@ -490,6 +553,24 @@ def parse_timestamp(text: str, *, name: str = "startingTimestamp") -> int:
     if abs(found) > _TIME_NS_MAX:
         raise wrong
     return found
+
+
+def _check_decoding(options: _OptionReader) -> None:
+    """Check that the options about values go together.
+
+    Raises:
+        InvalidConfigError: naming the one that does not.
+    """
+    kind: ValueFormat = options.choice("valueFormat", get_args(ValueFormat))
+    for name in ("schema", "writerSchema", "mode"):
+        if kind == "raw" and options.text(name):
+            raise InvalidConfigError(
+                f"option '{name}' is for decoded values: set 'valueFormat' to json, avro or arrow"
+            )
+    if options.text("writerSchema") and not (kind == "avro" and options.text("schema")):
+        raise InvalidConfigError("option 'writerSchema' is for Avro values, beside 'schema'")
+    if kind == "arrow":
+        options.required("schema", "the columns of the values, such as 'id BIGINT, name STRING'")
 
 
 def _streams(options: _OptionReader) -> tuple[str, ...]:

@@ -185,6 +185,21 @@ def beginning_of(
     return offsets_of(json.loads(str(began_at)) | {IDENTITY: end[IDENTITY]}, options)
 
 
+def keyed(
+    offsets: Iterable[tuple[int | str, int]], options: ReadOptions, *, identity: str
+) -> Offsets:
+    """Return a table's offsets as those of a read, without streams that it does not read.
+
+    Args:
+        offsets: by partition, as the table names it.
+        options: of the read.
+        identity: of its streams.
+    """
+    read = identities(identity)
+    found = {options.key_of(partition): offset for partition, offset in offsets}
+    return {key: offset for key, offset in found.items() if options.place(key).stream in read}
+
+
 def check_same_stream(encoded: Mapping[str, int | str], state: StreamExtent) -> None:
     """Check that a checkpoint's offsets belong to the current streams, which may be more.
 

@@ -21,7 +21,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from strandline.errors import InvalidConfigError
+from strandline.errors import InvalidConfigError, StrandlineError
 from strandline.spark.options import ReadOptions, origin_metadata
 from strandline.spark.releases import check_spark_version
 
@@ -66,14 +66,13 @@ class StrandlineSource(DataSource):
         from strandline.spark.options import parse_read_options
 
         options = parse_read_options(self.options, streaming=None)
-        fields = [StructField(name, kind) for name, kind in columns_of(options).items()]
         origin = origin_metadata(options)
         return StructType(
             [
                 StructField(field.name, field.dataType, field.nullable, origin)
-                if field.name == "offset"
+                if field.name in ("offset", "_offset")
                 else field
-                for field in fields
+                for field in fields_of(options)
             ]
         )
 
@@ -86,8 +85,9 @@ class StrandlineSource(DataSource):
         from strandline.spark.batch_reader import StreamSliceReader
         from strandline.spark.options import parse_read_options
 
-        check_columns(schema)
-        return StreamSliceReader(parse_read_options(self.options, streaming=False), schema)
+        options = parse_read_options(self.options, streaming=False)
+        check_columns(schema, options)
+        return StreamSliceReader(options, schema)
 
     def streamReader(self, schema: StructType) -> "StreamFollowReader | RefusedStreamReader":  # noqa: N802 -- Spark's name
         """Return a streaming reader; one whose methods raise, after an invalid option or column.
@@ -98,9 +98,10 @@ class StrandlineSource(DataSource):
         from strandline.spark.stream_reader import RefusedStreamReader, StreamFollowReader
 
         try:
-            check_columns(schema)
-            return StreamFollowReader(parse_read_options(self.options, streaming=True), schema)
-        except InvalidConfigError as error:
+            options = parse_read_options(self.options, streaming=True)
+            check_columns(schema, options)
+            return StreamFollowReader(options, schema)
+        except StrandlineError as error:
             return RefusedStreamReader(error)
 
     def writer(self, schema: StructType, overwrite: bool) -> "BatchAppendWriter":  # noqa: FBT001 -- Spark's signature
@@ -137,12 +138,30 @@ def columns_of(options: ReadOptions) -> dict[str, DataType]:
     return {name: kind for name, kind in COLUMNS.items() if several or name != "stream"}
 
 
-def check_columns(schema: StructType) -> None:
-    """Check that a schema has only a record's columns, each at most once, with their nullability.
+def fields_of(options: ReadOptions) -> list[StructField]:
+    """Return all columns that a read has if the user names none.
+
+    Raises:
+        InvalidConfigError: the columns of decoded values are not known.
+    """
+    if options.value_format == "raw":
+        return [StructField(name, kind) for name, kind in columns_of(options).items()]
+    from strandline.spark.value_source import decoded_columns
+
+    return decoded_columns(options, columns_of(options))
+
+
+def check_columns(schema: StructType, options: ReadOptions) -> None:
+    """Check that a schema has only a read's columns, each at most once, with their nullability.
 
     Raises:
         InvalidConfigError: naming the column and its type.
     """
+    if options.value_format != "raw":
+        from strandline.spark.value_source import check_decoded_columns
+
+        check_decoded_columns(schema, fields_of(options))
+        return
     names = schema.fieldNames()
     for field in schema.fields:
         kind = COLUMNS.get(field.name)

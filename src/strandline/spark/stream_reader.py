@@ -23,7 +23,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from strandline.errors import InvalidConfigError
+from strandline.errors import StrandlineError
 from strandline.spark.batch_reader import RangePartition, first_offsets, read_task, tasks
 from strandline.spark.connection import stream_state, wait_for_records
 from strandline.spark.options import ReadOptions
@@ -56,7 +56,7 @@ class RefusedStreamReader(DataSourceStreamReader):
         error: the error.
     """
 
-    def __init__(self, error: InvalidConfigError) -> None:
+    def __init__(self, error: StrandlineError) -> None:
         self.error = error
 
     def initialOffset(self) -> EncodedOffsets:  # noqa: N802 -- Spark's name

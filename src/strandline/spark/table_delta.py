@@ -15,7 +15,7 @@ import json
 import math
 import operator
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial, reduce
 from typing import Any
@@ -37,6 +37,7 @@ from strandline.spark.table_files import TableFiles
 from strandline.spark.table_log import (
     DataFile,
     LiveFile,
+    PartitionId,
     Proposal,
     TableState,
     decode_schema,
@@ -48,10 +49,12 @@ from strandline.spark.table_log import (
 from strandline.spark.table_store import (
     Loaded,
     TableStore,
+    check_every,
     check_has_records,
     failure_kind,
     reason_of,
 )
+from strandline.values.decode import RECORD_PREFIX
 
 STATE_KEY = "strandline.state"
 """Key of our state in the commit information."""
@@ -60,7 +63,9 @@ OFFSET_ID = "strandline/"
 SEQUENCE_ID = "strandline-commits"
 """The application transaction that counts our commits."""
 PARTITIONS_ID = "strandline-partitions"
-"""The application transaction with the number of partitions."""
+"""The application transaction with the number of partitions of a stream."""
+STREAMS_ID = "strandline-stream-partitions"
+"""The application transaction with the number of partitions of several streams."""
 _FEATURES = frozenset(
     {
         "allowColumnDefaults",
@@ -141,13 +146,14 @@ class DeltaStore(TableStore):
         """Append the files to the version after the one that was loaded."""
         schema = Schema.from_arrow(decode_schema(state.arrow_schema))
         if after.at is not None:
-            _check_writable(after.at, schema)
+            _check_writable(after.at, schema, replaces=bool(proposal.primary_key))
             schema = after.at.schema()
         self.directory.check_files_exist(proposal.files)
         named = [staged_name(file) for file in proposal.files]
         self.directory.place(named)
-        added = [_add_action(file, is_change=not proposal.replaces) for file in named]
-        removed = [RemoveAction(path, False, _now_ms()) for path in proposal.replaces]
+        is_change = proposal.changes_data
+        added = [_add_action(file, is_change=is_change) for file in named]
+        removed = [RemoveAction(path, is_change, _now_ms()) for path in proposal.replaces]
         properties = _properties(state, proposal)
         # A file of a failed commit keeps its name: the outcome is not always known.
         try:
@@ -193,19 +199,21 @@ class DeltaStore(TableStore):
             ) from error
         yield from dataset.to_batches(columns=names)
 
-    def live_files(self, loaded: Loaded) -> list[LiveFile]:
+    def live_files(self, loaded: Loaded, *, every: bool = False) -> list[LiveFile]:
         """Return the Parquet files of the version, unless some of their rows are deleted."""
         table: DeltaTable = loaded.at
-        if "deletionVectors" in (table.protocol().writer_features or ()):
-            return []
-        found = pa.table(table.get_add_actions(flatten=True)).select(
+        has_vectors = "deletionVectors" in (table.protocol().writer_features or ())
+        named = pa.table(table.get_add_actions(flatten=True)).select(
             ["path", "size_bytes", "num_records"]
         )
-        return [
+        found = [
             LiveFile(path=path, rows=rows, size_bytes=size)
-            for path, size, rows in zip(*(c.to_pylist() for c in found.columns), strict=True)
-            if rows is not None and path.startswith("part-") and "/" not in path
+            for path, size, rows in zip(*(c.to_pylist() for c in named.columns), strict=True)
+            if rows is not None and path.startswith("part-") and "/" not in path and not has_vectors
         ]
+        if every:
+            check_every(table.table_uri, len(found), named.num_rows)
+        return found
 
     def open_live(self, loaded: Loaded, file: LiveFile) -> Any:
         """Open a file of the table's directory."""
@@ -302,8 +310,8 @@ def _milliseconds(text: str) -> float | None:
     return None if moment.tzinfo is None else moment.timestamp() * 1000
 
 
-def _check_writable(table: DeltaTable, ours: Schema) -> None:
-    """Check that a table allows an append of rows of these columns.
+def _check_writable(table: DeltaTable, ours: Schema, *, replaces: bool = False) -> None:
+    """Check that a table allows an append of rows of these columns, or to replace some.
 
     Raises:
         InvalidRequestError: naming the required feature, and what to do.
@@ -316,6 +324,7 @@ def _check_writable(table: DeltaTable, ours: Schema) -> None:
     unknown = sorted(set(protocol.writer_features or ()) - _FEATURES)
     required = [f.name for f in theirs.values() if not f.nullable]
     mapping = metadata.configuration.get("delta.columnMapping.mode") or "none"
+    only_appends = replaces and metadata.configuration.get("delta.appendOnly") == "true"
     changed = [
         f"{name} {field.type}"
         for name, field in given.items()
@@ -328,6 +337,7 @@ def _check_writable(table: DeltaTable, ours: Schema) -> None:
         (unknown, "has the writer features {}, which this sink does not know"),
         (required, "has NOT NULL columns ({}), which this sink does not check"),
         ([mapping] if mapping != "none" else [], "maps its columns by {}"),
+        (["delta.appendOnly"] if only_appends else [], "takes only appends ({})"),
         (changed, "no longer has the columns {}"),
     ):
         if wrong:
@@ -362,39 +372,78 @@ def _state_by_transactions(table: DeltaTable) -> TableState | None:
     sequence = table.transaction_version(SEQUENCE_ID)
     if sequence is None:
         return None
-    partitions = range(table.transaction_version(PARTITIONS_ID) or 0)
-    found = {p: table.transaction_version(f"{OFFSET_ID}{p}") for p in partitions}
+    offsets = _committed_offsets(table)
     state = TableState(
         sequence=sequence,
-        arrow_schema=encode_schema(pa.schema(table.schema().to_arrow())),
-        tracks_offsets=bool(partitions),
-        offsets={p: offset for p, offset in found.items() if offset is not None},
+        arrow_schema=encode_schema(_schema(table)),
+        tracks_offsets=bool(offsets),
+        offsets=offsets,
+        primary_key=None,
     )
     # A RESTORE leaves the application transactions as they are.
     check_has_records(table.table_uri, state, partial(_has_record, table))
     return state
 
 
-def _has_record(table: DeltaTable, values: Mapping[str, int]) -> bool:
-    """Return whether a table has a row with these values.
+def _committed_offsets(table: DeltaTable) -> dict[PartitionId, int]:
+    """Return the offsets that the application transactions have.
 
     Raises:
-        InvalidRequestError: the library cannot read the table.
+        InvalidRequestError: they cannot all be found.
     """
+    several = table.transaction_version(STREAMS_ID)
+    partitions: Iterable[PartitionId] = range(table.transaction_version(PARTITIONS_ID) or 0)
+    if several is not None:
+        # Delta does not list its transactions, so the rows say which streams there are.
+        prefix = RECORD_PREFIX if f"{RECORD_PREFIX}stream" in _schema(table).names else ""
+        place = [f"{prefix}stream", f"{prefix}partition"]
+        rows = _dataset(table).to_table(columns=place).group_by(place).aggregate([])
+        partitions = ["/".join(map(str, row.values())) for row in rows.to_pylist()]
+    versions = {p: table.transaction_version(f"{OFFSET_ID}{p}") for p in partitions}
+    found = {p: offset for p, offset in versions.items() if offset is not None}
+    if several is not None and len(found) != several:
+        raise InvalidRequestError(
+            f"the log of {table.table_uri} was cleaned up since the last load, and only "
+            f"{len(found)} of the {several} partitions that were loaded have rows to tell their "
+            "names; load into another table, with a new checkpoint"
+        )
+    return found
+
+
+def _schema(table: DeltaTable) -> pa.Schema:
+    return pa.schema(table.schema().to_arrow())
+
+
+def _has_record(table: DeltaTable, values: Mapping[str, int | str]) -> bool:
+    """Return whether a table has a row with these values; errors as ``_dataset``."""
     tests = [pc.field(name) == value for name, value in values.items()]
+    found: int = _dataset(table).count_rows(filter=reduce(operator.and_, tests))
+    return found > 0
+
+
+def _dataset(table: DeltaTable) -> Any:
+    """Return the rows of a table.
+
+    Raises:
+        InvalidRequestError: the library cannot read them.
+    """
     try:
-        found: int = table.to_pyarrow_dataset().count_rows(filter=reduce(operator.and_, tests))
+        return table.to_pyarrow_dataset()
     except DeltaError as error:
         raise InvalidRequestError(
-            f"the log of {table.table_uri} was cleaned up since the last load, and its records "
-            f"cannot be read: {reason_of(error)}; load into another table, with a new checkpoint"
+            f"{table.table_uri} cannot be read, and its log was cleaned up since the last load: "
+            f"{reason_of(error)}; load into another table, with a new checkpoint"
         ) from error
-    return found > 0
 
 
 def _properties(state: TableState, proposal: Proposal) -> CommitProperties:
     marks = {f"{OFFSET_ID}{p}": state.offsets[p] for p in proposal.ranges}
-    marks |= {SEQUENCE_ID: state.sequence, PARTITIONS_ID: max(state.offsets, default=-1) + 1}
+    numbers = [p for p in state.offsets if isinstance(p, int)]
+    marks[SEQUENCE_ID] = state.sequence
+    if len(numbers) == len(state.offsets):
+        marks[PARTITIONS_ID] = max(numbers, default=-1) + 1
+    else:
+        marks[STREAMS_ID] = len(state.offsets)
     read = {str(p): [found.start, found.stop] for p, found in proposal.ranges.items()}
     return CommitProperties(
         custom_metadata={STATE_KEY: encode_state(state), "strandline.read": json.dumps(read)},

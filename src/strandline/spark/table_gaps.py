@@ -1,9 +1,10 @@
 """Distinguishes offsets without a record from missing records, by asking the stream.
 
 Rules: transaction markers, aborted records and compacted records have offsets and are not read, so
-a batch without them is complete. The stream is asked only about partitions with missing offsets,
-and only for offsets. The options name the stream, or else the column ``offset``, whose metadata
-come from the source and pass through a query. Must not know files.
+a batch without them is complete. A stream is asked only about partitions with missing offsets, and
+only for offsets. The options name the stream, or else the column ``offset``, whose metadata come
+from the source and pass through a query. Rows of several streams name theirs in the column
+``stream``. Must not know files.
 """
 
 import logging
@@ -12,78 +13,97 @@ import msgspec
 from pyspark.sql.types import StructType
 
 from strandline.errors import InvalidConfigError
-from strandline.spark.connection import stored_offsets
+from strandline.spark.connection import stored_offsets, stream_state
 from strandline.spark.options import ORIGIN, ReadOptions, TableOptions
-from strandline.spark.planning import OffsetRange
-from strandline.spark.table_log import Proposal, RangeSummary, TableState, unexplained
+from strandline.spark.planning import OffsetRange, identities
+from strandline.spark.table_log import PartitionId, Proposal, RangeSummary, TableState, unexplained
 
 logger = logging.getLogger(__name__)
 
 
 class GapExplainer:
-    """The stream that a table's rows come from, if it is known.
+    """The streams that a table's rows come from, as far as they are known.
 
     Args:
         options: of the table.
         schema: of the rows, with the metadata of its columns.
 
     Raises:
-        InvalidConfigError: the rows come from several streams.
+        InvalidConfigError: the rows come from several streams, and do not say from which.
     """
 
     def __init__(self, options: TableOptions, schema: StructType) -> None:
-        _check_one_stream(options, schema)
-        self._stream = _origin(options, schema)
+        self.has_several = _has_several(options, schema)
+        """Whether rows name their stream."""
+        self._origin = _origin(options, schema)
 
     def explain(self, last: TableState | None, proposal: Proposal) -> Proposal:
         """Add to a proposal the stream's record counts where offsets are missing.
+
+        Of several streams those that its load did not know when it began are identified, too.
 
         Raises:
             UnknownStreamError: there is no such stream.
             UnavailableError: the broker could not be reached in time.
         """
-        if self._stream is None:
+        if self._origin is None:
             return proposal
         stored = {
-            partition: _stored(self._stream, partition, span, found=proposal.ranges[partition])
+            partition: _stored(*self._place(partition), span, found=proposal.ranges[partition])
             for partition, span in unexplained(last, proposal).items()
         }
-        return msgspec.structs.replace(proposal, stored=stored)
+        return msgspec.structs.replace(proposal, stored=stored, stream=self._identified(proposal))
+
+    def _identified(self, proposal: Proposal) -> str | None:
+        """Return the identities of a proposal's streams, if those of a load are given."""
+        if proposal.stream is None or not proposal.has_several:
+            return proposal.stream
+        known = identities(proposal.stream)
+        for partition in proposal.ranges:
+            read, _ = self._place(partition)
+            if read.stream not in known:
+                known[str(read.stream)] = stream_state(read).identity
+        return ",".join(sorted(known.values()))
+
+    def _place(self, partition: PartitionId) -> tuple[ReadOptions, int]:
+        """Return the read of a partition's stream, and its number."""
+        assert self._origin is not None
+        stream, number = self._origin.place(self._origin.key_of(partition))
+        return self._origin.of_stream(stream), number
+
+
+def _has_several(options: TableOptions, schema: StructType) -> bool:
+    """Return whether rows are of several streams, which their column ``stream`` names.
+
+    Raises:
+        InvalidConfigError: they have no such column.
+    """
+    fields = {field.name: field for field in schema.fields}
+    if "offset" not in fields or "partition" not in fields or options.stream is not None:
+        return False
+    origin = fields["offset"].metadata.get(ORIGIN)
+    if origin is not None and "stream" in origin:
+        return False
+    is_named = "stream" in fields and fields["stream"].dataType.simpleString() == "string"
+    if origin is not None and not is_named:
+        raise InvalidConfigError(
+            "the rows come from several streams, and do not say from which: keep the column "
+            "'stream'; or rename the column 'offset', as in .withColumnRenamed('offset', "
+            "'source_offset'): each micro-batch is then committed once by its number, as long as "
+            "the checkpoint is kept"
+        )
+    # A read with a schema of its own has no metadata.
+    return is_named
 
 
 def _origin(options: TableOptions, schema: StructType) -> ReadOptions | None:
-    if options.server is not None and options.stream is not None:
+    """Return the broker of the rows, and their stream unless they name it; None: unknown."""
+    if options.server is not None and (options.stream is not None or _has_several(options, schema)):
         return ReadOptions(server=options.server, stream=options.stream)
     for field in schema.fields:
         if field.name == "offset" and ORIGIN in field.metadata:
-            return ReadOptions(**field.metadata[ORIGIN])
+            return ReadOptions(**{"stream": None} | field.metadata[ORIGIN])
     return None
-
-
-def _check_one_stream(options: TableOptions, schema: StructType) -> None:
-    """Check that offsets are of one stream, whose partitions the table's state names.
-
-    Raises:
-        InvalidConfigError: the rows were read from several streams.
-    """
-    fields = {field.name: field for field in schema.fields}
-    if "offset" not in fields or "partition" not in fields:
-        return
-    origin = fields["offset"].metadata.get(ORIGIN)
-    # A read with a schema of its own has no metadata.
-    unknown = origin is None and options.stream is None and "stream" in fields
-    if unknown or (origin is not None and "stream" not in origin):
-        raise InvalidConfigError(
-            "the rows come from several streams, and a table tracks the offsets of one: load each "
-            "stream into its own table, with its own query; or rename the column 'offset', as in "
-            ".withColumnRenamed('offset', 'source_offset'): each micro-batch is then committed "
-            "once by its number, as long as the checkpoint is kept"
-            + (
-                " (if they are of one stream, give the options server and stream)"
-                if unknown
-                else ""
-            )
-        )
 
 
 def _stored(

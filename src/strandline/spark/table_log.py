@@ -10,7 +10,7 @@ Rules: pure values and decisions, no files, no clock, no Spark. The invariants:
 - a batch (transaction id, batch number) is committed once; repeating it is acknowledged if it holds
   the same records and rejected if not; a smaller batch number than the last is rejected;
 - no offset of a partition is committed twice, and, in a dense table, none is left out;
-- if the stream of the offsets is known, all offsets are of the same stream.
+- if the streams of the offsets are known, none was recreated since.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,6 +20,7 @@ import msgspec
 import pyarrow as pa
 
 from strandline.errors import UNDECODABLE, DataLossError, InvalidRecordError, InvalidRequestError
+from strandline.spark.planning import identities
 
 MANIFEST_VERSION = 1
 _WORD = 1 << 64
@@ -42,7 +43,9 @@ class RangeSummary(msgspec.Struct, frozen=True, array_like=True):
         return self.rows == span and self.offset_sum % _WORD == expected
 
 
-Ranges = dict[int, RangeSummary]
+PartitionId = int | str
+"""A partition: its number, or, in a table of several streams, its name, as ``orders/0``."""
+Ranges = dict[PartitionId, RangeSummary]
 
 
 class DataFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,11 +85,15 @@ class TableState(msgspec.Struct, frozen=True, kw_only=True):
     arrow_schema: bytes
     """The schema of every data file, in Arrow's IPC form."""
     tracks_offsets: bool
-    offsets: dict[int, int] = {}
+    offsets: dict[PartitionId, int] = {}
     """For each partition the offset up to which it is committed, exclusive."""
     transactions: dict[str, LastBatch] = {}
     stream: str | None = None
-    """The stream of the offsets, name and creation time; None: unknown."""
+    """The stream of the offsets, name and creation time; of several with commas between; None:
+    unknown.
+    """
+    primary_key: list[str] | None = []
+    """Columns by which records replace and delete rows; None: unknown."""
     restored: bool = False
     """Whether the table was restored to this state. Not stored: true until the next commit."""
 
@@ -120,18 +127,33 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     """Reject gaps within the batch and between it and the committed offsets."""
     stream: str | None = None
     """As in ``TableState``."""
+    primary_key: list[str] = []
+    """As in ``TableState``."""
+    deletes: list[DataFile] = []
+    """Files with keys of rows to delete."""
     stored: Ranges = {}
     """The stream's record counts for the spans that ``unexplained`` returns."""
     replaces: list[str] = []
-    """The paths of live files that ``files`` have the rows of: a merge adds no records."""
+    """The paths of live files whose rows, as far as they are left, are in ``files``."""
+
+    @property
+    def has_several(self) -> bool | None:
+        """Return whether the ranges are those of several streams; None: there are none."""
+        return isinstance(next(iter(self.ranges)), str) if self.ranges else None
+
+    @property
+    def changes_data(self) -> bool:
+        """Return whether rows come or go, as by no merge of files."""
+        return bool(self.ranges) or not self.replaces
 
     @property
     def rows(self) -> int:
         """Return the rows of all files."""
-        return sum(file.rows for file in self.files)
+        return sum(file.rows for file in [*self.files, *self.deletes])
 
 
 S = TypeVar("S", bound=TableState)
+V = TypeVar("V")
 
 
 def decide(
@@ -152,7 +174,7 @@ def decide(
     assert last is None or proposal.files or proposal.ranges, "an empty batch needs no commit"
     ranges = proposal.ranges
     if last is not None:
-        check_same_stream(last, proposal.stream)
+        check_same_stream(last, proposal.stream, several=proposal.has_several)
         if _is_replay(last, proposal):
             return "already committed"
         _check_same_schema(last, proposal)
@@ -176,11 +198,12 @@ def decide(
         tracks_offsets=proposal.tracks_offsets,
         offsets=dict(sorted(offsets.items())),
         transactions=transactions | {proposal.txn_id: batch},
-        stream=proposal.stream or (last.stream if last else None),
+        stream=_joined_streams(last, proposal.stream),
+        primary_key=proposal.primary_key,
     )
 
 
-def unexplained(last: TableState | None, proposal: Proposal) -> dict[int, tuple[int, int]]:
+def unexplained(last: TableState | None, proposal: Proposal) -> dict[PartitionId, tuple[int, int]]:
     """Return the missing offsets, by partition, whose records the stream must count.
 
     A proposal may lack offsets of transaction markers, aborted records and compacted records, and
@@ -190,7 +213,7 @@ def unexplained(last: TableState | None, proposal: Proposal) -> dict[int, tuple[
     """
     committed = last.offsets if last else {}
     restored = last is not None and last.restored
-    spans: dict[int, tuple[int, int]] = {}
+    spans: dict[PartitionId, tuple[int, int]] = {}
     for partition, found in proposal.ranges.items():
         start = committed.get(partition, 0 if restored else found.start)
         is_hole = start < found.start
@@ -201,21 +224,47 @@ def unexplained(last: TableState | None, proposal: Proposal) -> dict[int, tuple[
     return spans
 
 
-def check_same_stream(state: TableState, stream: str | None) -> None:
-    """Check that a table's offsets are those of a stream.
+def check_same_stream(
+    state: TableState, stream: str | None, *, several: bool | None = None
+) -> None:
+    """Check that a table's offsets are those of a stream, or of several.
 
     Args:
         state: of the table.
-        stream: name and creation time; None: unknown.
+        stream: name and creation time, of several with commas between; None: unknown.
+        several: whether rows name their stream; None: unknown.
 
     Raises:
-        InvalidRequestError: they are another stream's, perhaps one of the same name.
+        InvalidRequestError: they are another stream's, perhaps one of the same name; or only one of
+            the two names the streams of rows.
     """
-    if stream is not None and state.stream not in (None, stream):
+    has_several = any(isinstance(partition, str) for partition in state.offsets)
+    if several is not None and state.offsets and several != has_several:
+        kinds = "several streams, which a column names", "one stream, which no column names"
+        theirs, ours = kinds if has_several else kinds[::-1]
         raise InvalidRequestError(
-            f"the table holds records of stream {state.stream}, not of {stream}: offsets of one "
-            "mean nothing in the other; write to another table, with a new checkpoint"
+            f"the table holds records of {theirs}, and the rows are those of {ours}; write to "
+            "another table, with a new checkpoint"
         )
+    if stream is None or state.stream is None:
+        return
+    known, given = identities(state.stream), identities(stream)
+    changed = {name for name in known.keys() & given.keys() if known[name] != given[name]}
+    if not changed and (has_several or not state.offsets or known.keys() & given.keys()):
+        return
+    name = min(changed, default=None)
+    theirs, ours = (state.stream, stream) if name is None else (known[name], given[name])
+    raise InvalidRequestError(
+        f"the table holds records of stream {theirs}, not of {ours}: offsets of one "
+        "mean nothing in the other; write to another table, with a new checkpoint"
+    )
+
+
+def _joined_streams(state: TableState | None, stream: str | None) -> str | None:
+    """Return the identities of a table's streams and those of a proposal."""
+    known = identities(state.stream or "") if state is not None else {}
+    both = known | identities(stream or "")
+    return ",".join(sorted(identity for identity in both.values() if identity)) or None
 
 
 def manifest_of(
@@ -247,7 +296,7 @@ def manifest_of(
     )
 
 
-def merge_ranges(several: Iterable[Mapping[int, RangeSummary]]) -> Ranges:
+def merge_ranges(several: Iterable[Mapping[PartitionId, RangeSummary]]) -> Ranges:
     """Merge the ranges of several files, partitions ascending."""
     merged: Ranges = {}
     for ranges in several:
@@ -295,6 +344,11 @@ def decode_schema(data: bytes) -> pa.Schema:
     return pa.ipc.read_schema(pa.py_buffer(data))
 
 
+def partition_id(text: str) -> PartitionId:
+    """Return a partition as a state names it, from its key in JSON."""
+    return int(text) if text.isdecimal() else text
+
+
 def live_files(manifests: Sequence[Manifest]) -> list[DataFile]:
     """Return every committed data file, oldest first."""
     return [file for manifest in manifests for file in manifest.files]
@@ -329,7 +383,19 @@ def _decoded(data: bytes | str, kind: type[S], name: str) -> S:
             f"{name} is a manifest of version {state.version}; this release reads version "
             f"{MANIFEST_VERSION}: upgrade strandline"
         )
-    return state
+    return msgspec.structs.replace(
+        state,
+        offsets=_numbered(state.offsets),
+        transactions={
+            txn_id: msgspec.structs.replace(batch, ranges=_numbered(batch.ranges))
+            for txn_id, batch in state.transactions.items()
+        },
+    )
+
+
+def _numbered(decoded: Mapping[PartitionId, V]) -> dict[PartitionId, V]:
+    """Return what was decoded by partition, where all keys are text, with numbers as such."""
+    return {partition_id(str(partition)): value for partition, value in decoded.items()}
 
 
 def _is_replay(last: TableState, proposal: Proposal) -> bool:
@@ -366,11 +432,19 @@ def _check_same_schema(last: TableState, proposal: Proposal) -> None:
             f"the columns ({_columns(given)}) differ from the table's ({_columns(wanted)}); write "
             "to another directory, or select the table's columns in its order and types"
         )
+    if last.primary_key not in (None, proposal.primary_key):
+        theirs, ours = (
+            ", ".join(key) or "none" for key in (last.primary_key, proposal.primary_key)
+        )
+        raise InvalidRequestError(
+            f"the table's primary key is {theirs}, not {ours}: its rows are told apart by that; "
+            "load into another table, with a new checkpoint"
+        )
     if proposal.tracks_offsets != last.tracks_offsets:
         raise InvalidRequestError("the table's columns partition and offset changed their meaning")
 
 
-def _check_not_repeated(partition: int, found: RangeSummary, committed: int | None) -> None:
+def _check_not_repeated(partition: PartitionId, found: RangeSummary, committed: int | None) -> None:
     """Check that a range begins where the table ends, or later."""
     if committed is not None and found.start < committed:
         raise InvalidRequestError(
@@ -380,7 +454,7 @@ def _check_not_repeated(partition: int, found: RangeSummary, committed: int | No
         )
 
 
-def _check_no_hole(partition: int, span: tuple[int, int], proposal: Proposal) -> None:
+def _check_no_hole(partition: PartitionId, span: tuple[int, int], proposal: Proposal) -> None:
     """Check that the stream has no records at missing offsets.
 
     Args:
@@ -413,7 +487,7 @@ def _check_no_hole(partition: int, span: tuple[int, int], proposal: Proposal) ->
     )
 
 
-def _batch_of(partition: int, found: RangeSummary) -> str:
+def _batch_of(partition: PartitionId, found: RangeSummary) -> str:
     return f"partition {partition}: the batch holds offsets {found.start} to {found.stop}"
 
 

@@ -39,7 +39,8 @@ COMMITS = f"{META_DIRECTORY}/commits"
 """The folder of a plain table's manifests."""
 _REASON_LENGTH = 500
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_FULL_TEXT = "No space left on device"
+_FULL_TEXTS = ("No space left on device", "database or disk is full")
+"""Also in errors of libraries, the second of SQLite."""
 _PLACED_GRACE_S = 600.0
 """Time for a reader that found a file in staging to open it before that name is removed."""
 
@@ -354,8 +355,16 @@ class TableStore(ABC):
         """
 
     @abstractmethod
-    def live_files(self, loaded: Loaded) -> list[LiveFile]:
-        """Return the data files of a table as it was loaded that a merge may replace."""
+    def live_files(self, loaded: Loaded, *, every: bool = False) -> list[LiveFile]:
+        """Return the data files of a table as it was loaded that a merge may replace.
+
+        Args:
+            loaded: the table.
+            every: all of its rows are needed.
+
+        Raises:
+            InvalidRequestError: some of them are in other files.
+        """
 
     @abstractmethod
     def open_live(self, loaded: Loaded, file: LiveFile) -> Any:
@@ -394,7 +403,7 @@ class TableStore(ABC):
 
 
 def check_has_records(
-    name: str, state: TableState, has_record: Callable[[Mapping[str, int]], bool]
+    name: str, state: TableState, has_record: Callable[[Mapping[str, int | str]], bool]
 ) -> None:
     """Check that a table has the records up to its offsets, where its log no longer says so.
 
@@ -411,13 +420,31 @@ def check_has_records(
     names = decode_schema(state.arrow_schema).names
     prefix = "" if {"partition", "offset"}.issubset(names) else RECORD_PREFIX
     for partition, stop in state.offsets.items():
-        if not has_record({f"{prefix}partition": partition, f"{prefix}offset": stop - 1}):
+        stream, _, number = str(partition).rpartition("/")
+        place: dict[str, int | str] = {"stream": stream} if stream else {}
+        place |= {"partition": int(number), "offset": stop - 1}
+        if not has_record({f"{prefix}{name}": value for name, value in place.items()}):
             raise InvalidRequestError(
                 f"table {name} was loaded up to offset {stop} of partition {partition}, but has no "
                 f"record {stop - 1} of partition {partition}, and its log no longer reaches back "
                 "to that load: if it was restored since, records are missing; load into another "
                 "table, with a new checkpoint"
             )
+
+
+def check_every(name: str, found: int, files: int) -> None:
+    """Check that all files of a table can be replaced.
+
+    Raises:
+        InvalidRequestError: some cannot.
+    """
+    if found < files:
+        raise InvalidRequestError(
+            f"{files - found} files of table {name} have rows that were deleted in place, or are "
+            "of another kind, so that its rows cannot be changed by a primary key; rewrite the "
+            "table (in Delta: REORG TABLE ... APPLY (PURGE)), or load into another one, with a new "
+            "checkpoint"
+        )
 
 
 def local_path(path: str) -> Path:
@@ -484,7 +511,7 @@ def usable(path: Path | str) -> Iterator[None]:
 
 def failure_kind(error: Exception) -> type[StrandlineError]:
     """Return our class for an error of a file system, also in the words of a library."""
-    if getattr(error, "errno", None) in _FULL or _FULL_TEXT in str(error):
+    if getattr(error, "errno", None) in _FULL or any(text in str(error) for text in _FULL_TEXTS):
         return DiskFullError
     return InvalidConfigError if isinstance(error, PermissionError) else UnavailableError
 
@@ -502,12 +529,15 @@ def replace_durably(path: Path, data: bytes) -> None:
 
     Errors as ``usable``.
     """
-    building = path.with_name(path.name + ".building")
-    with usable(path):
-        building.unlink(missing_ok=True)
+    # Two processes may do it at once: the name of one file for both would be a third content.
+    building = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
         write_durably(building, data)
-        building.rename(path)
-        sync_directory(path.parent)
+        with usable(path):
+            building.rename(path)
+    finally:
+        building.unlink(missing_ok=True)
+    sync_directory(path.parent)
 
 
 def sync_file(path: Path) -> None:

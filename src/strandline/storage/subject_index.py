@@ -309,7 +309,7 @@ def encode_subjects(about: IndexedLog, rows: Iterable[SubjectRows], *, flags: in
     """
     parts = [each for each in rows if len(each.offsets)]
     names, codes, offsets = _unified(parts)
-    order = np.argsort(codes, kind="stable") if parts else np.empty(0, np.int64)
+    order = _by_code(codes)
     counts = np.bincount(codes, minlength=len(names))
     starts = np.concatenate(([0], np.cumsum(counts))).astype("<u4")
     relative = (offsets[order] - about.base_offset).astype("<u4")
@@ -388,6 +388,15 @@ def _unified(parts: list[SubjectRows]) -> tuple[pa.Array, Numbers, Numbers]:
         names, codes = names.filter(boolean(used)), (np.cumsum(used) - 1)[codes]
     offsets = np.concatenate([np.asarray(each.offsets, np.int64) for each in parts])
     return names, codes, offsets
+
+
+def _by_code(codes: Numbers) -> Numbers:
+    """Return the order of the records by the number of their subject, as a stable sort does."""
+    # With the places in the keys any sort is stable, and the fastest takes a tenth of the time.
+    # Both halves fit: a segment has fewer than 2^32 records.
+    keys: Numbers = (codes.astype(np.uint64) << np.uint64(32)) | np.arange(len(codes), dtype="u8")
+    keys.sort()
+    return keys.astype(np.uint32).astype(np.intp)
 
 
 def _sorted_within(relative: Numbers, starts: Numbers) -> Numbers:

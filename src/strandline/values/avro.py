@@ -175,7 +175,9 @@ def _translated() -> Iterator[None]:
 
 def _decoded(avro_schema: str | None) -> Any:
     if not avro_schema:
-        raise InvalidConfigError("Avro values need the schema they were written with: 'schema'")
+        raise InvalidConfigError(
+            "Avro values need their schema: give 'schema', or set that of the stream"
+        )
     try:
         schema = json.loads(avro_schema)
     except (ValueError, RecursionError) as error:

@@ -26,8 +26,8 @@ logger = logging.getLogger(__name__)
 
 RECORD_PREFIX = "_"
 """Prefix of a record's own columns once its value has become columns beside them."""
-RECORD_COLUMNS = ("partition", "offset", "timestamp", "subject", "key", "headers")
-"""Columns of a record that stay beside its decoded value."""
+RECORD_COLUMNS = ("stream", "partition", "offset", "timestamp", "subject", "key", "headers")
+"""Columns of a record that stay beside its decoded value; the first only if there are several."""
 RECORD_SCHEMA = pa.schema(
     [
         ("partition", pa.int32()),
@@ -339,7 +339,12 @@ def _avro_parser(
         read, named = value_reader(avro_schema, writer_schema), kind
     else:
         known = names_by_column(versions)
-        names = [known.get(name, (name,))[0] for name in schema.names]
+        if foreign := [name for name in schema.names if name not in known]:
+            raise InvalidConfigError(
+                f"no version of the stream's schema has the column {foreign[0]!r}; add it, or give "
+                "'schema'"
+            )
+        names = [known[name][0] for name in schema.names]
         read = versions_reader(versions)
         named = pa.struct([(name, field.type) for name, field in zip(names, schema, strict=True)])
 

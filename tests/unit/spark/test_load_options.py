@@ -5,7 +5,7 @@ from pyspark.sql.types import LongType, StructType
 
 from strandline.spark.options import parse_table_options
 from strandline.spark.pipelines.config import decode_pipeline
-from strandline.spark.pipelines.load import table_options
+from strandline.spark.pipelines.load import reads_of, table_options
 
 LOAD = {"kind": "load", "streams": ["orders"], "into": "lake/{stream}", "checkpoint": "c"}
 COLUMNS = StructType().add("id", LongType())
@@ -14,7 +14,8 @@ COLUMNS = StructType().add("id", LongType())
 def options_of(columns=None, **config):
     """Return the table's options for a pipeline with these settings."""
     load = decode_pipeline({**LOAD, **config})
-    given = table_options(load, "orders", identity="orders@1", columns=columns)
+    [read] = reads_of(load)
+    given = table_options(load, read, identity="orders@1", columns=columns)
     return parse_table_options({**given, "path": "lake/orders"})
 
 

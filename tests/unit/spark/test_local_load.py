@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -35,12 +34,11 @@ from strandline.spark.pipelines.local import run_local
 from strandline.spark.pipelines.run import start_pipeline
 from strandline.spark.pipelines.status import load_status
 from strandline.spark.table import table_summary
-from strandline.spark.table_open import existing_store
 from strandline.spark.table_store import LocalDirectory
 from strandline.testing import Server
 from strandline.values.columns import parse_columns
-
-FORMATS = ("parquet", "delta", "iceberg")
+from tests.kit.local_loads import FORMATS, LocalLoad, sql_catalog
+from tests.kit.waiting import until
 
 
 @pytest.fixture
@@ -49,64 +47,8 @@ def log(tmp_path):
     with Server() as url, strandline.connect(url) as client:
         client.create_stream("orders", partitions=2)
         client.create_stream("bad")
-        yield Log(str(url), client, tmp_path)
+        yield LocalLoad(str(url), client, tmp_path, dead_letters="bad")
         forget_client(str(url))
-
-
-class Log:
-    """A broker, and a load of its stream ``orders`` into JSON columns."""
-
-    def __init__(self, url, client, directory):
-        self.client = client
-        self.directory = directory
-        (directory / "warehouse").mkdir()
-        self.catalog = {
-            "type": "sql",
-            "uri": f"sqlite:///{directory}/catalog.db",
-            "warehouse": f"file://{directory}/warehouse",
-        }
-        self.config = {
-            "kind": "load",
-            "engine": "local",
-            "server": url,
-            "streams": ["orders"],
-            "into": str(directory / "{stream}"),
-            "values": "json",
-            "schema": "id BIGINT",
-            "dead_letters": "bad",
-            "checkpoint": str(directory / "checkpoint"),
-        }
-
-    def use(self, table_format):
-        self.config["format"] = table_format
-        if table_format == "iceberg":
-            self.config |= {"into": "lake.orders", "catalog": self.catalog}
-
-    def append(self, numbers, bad=()):
-        for partition in (0, 1):
-            mine = [n for n in numbers if n % 2 == partition]
-            values = [b"oops %d" % n if n in bad else b'{"id": %d}' % n for n in mine]
-            table = pa.table({"value": pa.array(values, pa.binary())})
-            self.client.append_batch("orders", table, partition=partition)
-
-    def run(self, **changes):
-        lines = []
-        run_local(decode_pipeline(self.config | changes), report=lines.append)
-        return lines
-
-    def state(self):
-        path = self.config["into"].replace("{stream}", "orders")
-        where = {"table_format": self.config.get("format", "parquet")}
-        store = existing_store(path, catalog=self.config.get("catalog"), **where)
-        return store, store.load()
-
-    def ids(self):
-        store, loaded = self.state()
-        batches = [each.select(["id"]) for each in store.scan(loaded)]
-        return sorted(n for batch in batches for n in batch.column("id").to_pylist())
-
-    def letters(self):
-        return sorted(self.client.read("bad").read_all().column("value").to_pylist())
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
@@ -185,7 +127,7 @@ def test_a_continuous_load_follows_until_it_is_stopped(log):
     try:
         for start in range(0, 30, 10):
             log.append(range(start, start + 10))
-            wait_until(lambda n=start: log.state()[1].state and len(log.ids()) == n + 10)
+            until(lambda n=start: log.state()[1].state and len(log.ids()) == n + 10)
     finally:
         stop.set()
         thread.join(60)
@@ -193,39 +135,17 @@ def test_a_continuous_load_follows_until_it_is_stopped(log):
     assert not thread.is_alive()
 
 
-def wait_until(is_so, timeout_s=60):
-    deadline = time.monotonic() + timeout_s
-    while not is_so():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.05)
-
-
 def test_a_killed_load_takes_each_record_once(log):
     """Killed at random moments by SIGKILL: rows and dead letters are there once."""
-    file = log.directory / "load.yaml"
-    file.write_text(yaml.safe_dump(log.config | {"trigger": "continuous", "batch_bytes_max": 2000}))
-    command = [sys.executable, "-m", "strandline.cli", "pipeline", "run", str(file)]
-    source = str(Path(strandline.__file__).parents[1])
-    rng, appended, kills = random.Random(3), 0, 0
-    while kills < 3:
-        with subprocess.Popen(
-            [*command, "--output", "json"],
-            stdout=subprocess.PIPE,
-            env=os.environ | {"PYTHONPATH": source},
-            start_new_session=True,
-        ) as process:
-            try:
-                new = range(appended, appended + 400)
-                log.append(new, bad={n for n in new if n % 50 == 0})
-                appended += 400
-                assert process.stdout.readline(), "it ended by itself"
-                time.sleep(rng.random() * 0.2)
-            finally:
-                os.kill(process.pid, signal.SIGKILL)
-        kills += 1
+
+    def append(number):
+        new = range(400 * number, 400 * number + 400)
+        log.append(new, bad={n for n in new if n % 50 == 0})
+
+    log.killed(3, append)
     log.run()
-    assert log.ids() == [n for n in range(appended) if n % 50]
-    assert log.letters() == sorted(b"oops %d" % n for n in range(0, appended, 50))
+    assert log.ids() == [n for n in range(1200) if n % 50]
+    assert log.letters() == sorted(b"oops %d" % n for n in range(0, 1200, 50))
 
 
 def test_a_batch_that_was_planned_is_repeated_as_planned(log, monkeypatch):
@@ -291,7 +211,10 @@ def test_lost_records_end_a_load(log):
     with pytest.raises(DataLossError, match="deleted before they were read"):
         run_local(decode_pipeline(log.config | load), report=drop)
     assert raised[0] > 1, "nothing was deleted"
+    [group] = [each.group for each in log.client.groups.list()]
+    assert "deleted before they were read" in log.client.groups.info(group).metadata
     run_local(decode_pipeline(log.config | load | {"fail_on_data_loss": False}))
+    assert log.client.groups.info(group).metadata == ""
     assert table_summary(str(log.directory / "big")).offsets == {0: 4}
 
 
@@ -397,9 +320,7 @@ def test_a_failed_write_names_its_file(log, monkeypatch, call, code, name):
 
 
 def run_by_command(log, command="run"):
-    file = log.directory / "load.yaml"
-    file.write_text(yaml.safe_dump(log.config))
-    return CliRunner().invoke(app, ["pipeline", command, str(file)])
+    return CliRunner().invoke(app, ["pipeline", command, str(log.file())])
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
@@ -412,8 +333,7 @@ def test_the_status_of_a_load_is_that_of_its_table(log, table_format):
     assert before.lag == {"orders/0": 5, "orders/1": 5}
     log.run()
     log.append([10])
-    file = log.directory / "load.yaml"
-    file.write_text(yaml.safe_dump(log.config))
+    file = log.file()
     result = CliRunner().invoke(app, ["pipeline", "status", str(file), "--output", "json"])
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
@@ -431,8 +351,8 @@ def test_the_status_of_a_load_is_that_of_its_table(log, table_format):
 
 @pytest.mark.parametrize("table_format", FORMATS)
 def test_the_status_of_a_load_that_run_rejects_is_the_same_error(log, table_format):
-    """A recreated stream, its checkpoint, another's table, another format, several into one, and
-    a schema of values that are not decoded.
+    """A recreated stream, its checkpoint, another's table, another format, several streams for a
+    table of one, and a schema of values that are not decoded.
     """
     log.use(table_format)
     log.append(range(10))
@@ -441,9 +361,9 @@ def test_the_status_of_a_load_that_run_rejects_is_the_same_error(log, table_form
     changes = [
         {"values": "raw"},
         {"streams": ["bad"], "into": log.config["into"].replace("{stream}", "orders")},
-        {"streams": ["orders", "bad"], "into": str(log.directory / "one")},
+        {"streams": ["orders", "bad"], "into": log.config["into"].replace("{stream}", "orders")},
         {"dead_letters": "none"},
-        {"format": "iceberg", "into": "no-name", "catalog": log.catalog},
+        {"format": "iceberg", "into": "no-name", "catalog": sql_catalog(log.directory)},
     ]
     if table_format != "iceberg":
         changes.append({"format": other})

@@ -2,20 +2,11 @@
 
 import json
 import logging
-import os
 import pickle
-import random
-import signal
-import subprocess
-import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
-import pyarrow as pa
 import pytest
-import yaml
 
 import strandline
 from strandline.errors import (
@@ -26,17 +17,15 @@ from strandline.errors import (
 )
 from strandline.spark.connection import forget_client
 from strandline.spark.options import TableOptions
-from strandline.spark.pipelines.config import decode_pipeline
-from strandline.spark.pipelines.local import run_local
 from strandline.spark.table import commit, committed_offsets, read_table, table_summary
 from strandline.spark.table_objects import ObjectDirectory
 from strandline.spark.table_open import existing_store, open_store
 from strandline.testing import Server
+from tests.kit.local_loads import FORMATS, LocalLoad, sql_catalog
 from tests.kit.object_stores import BUCKET, KEY, SECRET, ObjectStore
 
 from .tables import DAY_MS, SCHEMA, propose, rows
 
-FORMATS = ("parquet", "delta", "iceberg")
 COMMITS = "PUT .*(/commits/0|/_delta_log/0|metadata.json).*"
 """Requests that make a commit, in any format."""
 
@@ -58,11 +47,7 @@ class Lake:
         self.path = f"s3://{BUCKET}/lake/t"
         if table_format == "iceberg":
             self.path = "lake.t"
-            self.where["catalog"] = {
-                "type": "sql",
-                "uri": f"sqlite:///{directory}/catalog.db",
-                "warehouse": f"s3://{BUCKET}/warehouse",
-            }
+            self.where["catalog"] = sql_catalog(directory, s3=s3)
 
     def store(self):
         """The table as one more writer opens it."""
@@ -226,59 +211,17 @@ def log(s3, tmp_path):
     """A broker with a stream of two partitions, and a load of it."""
     with Server() as url, strandline.connect(url) as client:
         client.create_stream("orders", partitions=2)
-        yield Log(str(url), client, s3, tmp_path)
+        yield LocalLoad(str(url), client, tmp_path, s3=s3)
         forget_client(str(url))
 
 
-class Log:
-    """A broker, and a load of its stream ``orders`` into an object store."""
-
-    def __init__(self, url, client, s3, directory):
-        self.client, self.directory, self.s3 = client, directory, s3
-        self.config = {
-            "kind": "load",
-            "engine": "local",
-            "server": url,
-            "streams": ["orders"],
-            "into": f"s3://{BUCKET}/{{stream}}",
-            "storage": s3.storage(),
-            "values": "json",
-            "schema": "id BIGINT",
-            "checkpoint": str(directory / "checkpoint"),
-        }
-
-    def use(self, table_format):
-        self.config["format"] = table_format
-        if table_format == "iceberg":
-            self.config["into"] = "lake.orders"
-            self.config["catalog"] = {
-                "type": "sql",
-                "uri": f"sqlite:///{self.directory}/catalog.db",
-                "warehouse": f"s3://{BUCKET}/warehouse",
-            }
-
-    def append(self, numbers):
-        for partition in (0, 1):
-            values = [b'{"id": %d}' % n for n in numbers if n % 2 == partition]
-            table = pa.table({"value": pa.array(values, pa.binary())})
-            self.client.append_batch("orders", table, partition=partition)
-
-    def run(self, **changes):
-        lines = []
-        run_local(decode_pipeline(self.config | changes), report=lines.append)
-        return lines
-
-    def live(self):
-        """The table's rows and the log's, as one."""
-        return strandline.table(
-            "orders",
-            server=self.config["server"],
-            table=self.config["into"].replace("{stream}", "orders"),
-            table_format=self.config["format"],
-            catalog=self.config.get("catalog"),
-            storage=self.s3.storage(),
-            values="json",
-        ).to_table()
+def live_ids(log):
+    """The ids of the table and of the log's tail, as one."""
+    table = log.config["into"].replace("{stream}", "orders")
+    view = strandline.table(
+        "orders", server=log.config["server"], table=table, values="json", **log.where()
+    )
+    return view.to_table().column("id").sort().to_pylist()
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
@@ -288,36 +231,19 @@ def test_a_load_into_an_object_store_takes_each_record_once(log, table_format):
     log.append(range(100))
     log.run(batch_bytes_max=1000)
     log.append(range(100, 150))
-    assert log.live().column("id").sort().to_pylist() == list(range(150))
+    assert live_ids(log) == list(range(150))
     assert log.run(checkpoint=str(log.directory / "another"))
     assert log.run() == []
     log.append(range(150, 160))
-    assert log.live().column("id").sort().to_pylist() == list(range(160))
+    assert live_ids(log) == list(range(160))
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
 def test_a_killed_load_into_an_object_store_takes_each_record_once(log, table_format):
     """By SIGKILL at random moments, while answers are lost."""
     log.use(table_format)
-    rng = random.Random(5)
     log.s3.fail("lose", chance=0.02)
-    file = log.directory / "load.yaml"
-    file.write_text(yaml.safe_dump(log.config | {"trigger": "continuous", "batch_bytes_max": 2000}))
-    command = [sys.executable, "-m", "strandline.cli", "pipeline", "run", str(file)]
-    source = str(Path(strandline.__file__).parents[1])
-    for round_ in range(3):
-        log.append(range(400 * round_, 400 * round_ + 400))
-        with subprocess.Popen(
-            [*command, "--output", "json"],
-            stdout=subprocess.PIPE,
-            env=os.environ | {"PYTHONPATH": source},
-            start_new_session=True,
-        ) as process:
-            try:
-                assert process.stdout.readline(), "it ended by itself"
-                time.sleep(rng.random())
-            finally:
-                os.kill(process.pid, signal.SIGKILL)
+    log.killed(3, lambda n: log.append(range(400 * n, 400 * n + 400)), pause_s=1.0, seed=5)
     log.s3.heal()
     log.run()
-    assert log.live().column("id").sort().to_pylist() == list(range(1200))
+    assert live_ids(log) == list(range(1200))

@@ -236,18 +236,20 @@ def test_what_does_not_exist_is_rejected(log):
         log.batch(streamPattern="clicks", startingOffsets='{"clicks/7": 1}')
 
 
-def test_a_table_rejects_rows_of_several_streams(log):
-    """Its state names partitions alone; without the column ``offset`` they may be written."""
+def test_a_table_takes_rows_of_several_streams_that_say_which(log):
+    """Without the column ``stream`` offsets mean nothing; without ``offset`` there are none."""
     table = parse_table_options({"path": "/t"})
     schema = log.source(streamPattern="orders-*").schema()
-    for rows_schema in (schema, StructType([field for field in schema if field.name != "stream"])):
-        with pytest.raises(InvalidConfigError, match="withColumnRenamed"):
-            GapExplainer(table, rows_schema)
+    assert GapExplainer(table, schema).has_several
+    nameless = StructType([field for field in schema if field.name != "stream"])
+    with pytest.raises(InvalidConfigError, match="withColumnRenamed"):
+        GapExplainer(table, nameless)
     plain = StructType().add("stream", "string").add("partition", "integer").add("offset", "long")
-    with pytest.raises(InvalidConfigError, match="several streams"):
-        GapExplainer(table, plain)
+    assert GapExplainer(table, plain).has_several
+    named = parse_table_options({"path": "/t", "stream": "clicks"})
+    assert not GapExplainer(named, plain).has_several
     GapExplainer(table, StructType([field for field in schema if field.name != "offset"]))
-    GapExplainer(table, log.source(stream="clicks").schema())
+    assert not GapExplainer(table, log.source(stream="clicks").schema()).has_several
 
 
 def at(stored_ns):

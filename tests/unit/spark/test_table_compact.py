@@ -1,18 +1,11 @@
 """Compaction: few files whatever the trigger, in commits like any other."""
 
 import json
-import os
-import random
-import signal
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,19 +14,17 @@ from strandline.errors import UnavailableError
 from strandline.spark import table_compact
 from strandline.spark.connection import forget_client
 from strandline.spark.options import TableOptions
-from strandline.spark.pipelines.config import decode_pipeline
-from strandline.spark.pipelines.local import run_local
 from strandline.spark.table import commit, committed_offsets, read_table, table_summary
 from strandline.spark.table_compact import FILES_MAX, choose_files, compact
 from strandline.spark.table_iceberg import open_catalog
 from strandline.spark.table_log import LiveFile
 from strandline.spark.table_open import existing_store, open_store
 from strandline.testing import Server
+from tests.kit.local_loads import FORMATS, LocalLoad, sql_catalog
 from tests.kit.object_stores import BUCKET, ObjectStore
 
 from .tables import DAY_MS, SCHEMA, propose, rows
 
-FORMATS = ("parquet", "delta", "iceberg")
 FILE_BYTES = 512 << 20
 
 
@@ -47,11 +38,7 @@ class Lake:
         self.where = {
             "table_format": table_format,
             "storage": s3.storage() if s3 else {},
-            "catalog": {
-                "type": "sql",
-                "uri": f"sqlite:///{directory}/catalog.db",
-                "warehouse": f"{top}/warehouse",
-            },
+            "catalog": sql_catalog(directory, s3=s3),
         }
 
     def store(self):
@@ -303,23 +290,18 @@ def test_a_killed_load_with_merges_takes_each_record_once(table_format, tmp_path
     with Server() as url, strandline.connect(url) as client:
         client.create_stream("orders")
         lake = Lake(tmp_path, table_format)
-        config = {
-            "kind": "load",
-            "engine": "local",
-            "server": str(url),
-            "streams": ["orders"],
-            "into": lake.path,
-            "format": table_format,
-            "catalog": lake.where["catalog"],
-            "compaction": True,
-            "snapshot_age_ms": 60_000,
-            "values": "json",
-            "schema": "id BIGINT",
-            "checkpoint": str(tmp_path / "checkpoint"),
-            "batch_bytes_max": 100,
-        }
-        file = tmp_path / "load.yaml"
-        file.write_text(yaml.safe_dump(config | {"trigger": "continuous"}))
+        load = LocalLoad(
+            str(url),
+            client,
+            tmp_path,
+            into=lake.path,
+            format=table_format,
+            catalog=lake.where["catalog"],
+            compaction=True,
+            snapshot_age_ms=60_000,
+            partitions=1,
+            batch_bytes_max=100,
+        )
         stop, seen = threading.Event(), []
 
         def read():
@@ -335,14 +317,19 @@ def test_a_killed_load_with_merges_takes_each_record_once(table_format, tmp_path
         reader = threading.Thread(target=read)
         reader.start()
         try:
-            appended = kill_rounds(client, file, rounds=3)
+            load.killed(
+                3,
+                lambda n: load.append(range(200 * n, 200 * n + 200)),
+                lines=12,
+                pause_s=0.3,
+                batch_bytes_max=100,
+            )
         finally:
             stop.set()
             reader.join(60)
-        run_local(decode_pipeline(config))
+        load.run()
         store, loaded = lake.live()
-        ids = [n for batch in store.scan(loaded) for n in batch.column("id").to_pylist()]
-        assert sorted(ids) == list(range(appended))
+        assert load.ids() == list(range(600))
         assert len(store.live_files(loaded)) <= FILES_MAX
         assert loaded.state.sequence > FILES_MAX + 5, "too few commits to merge"
         assert len(seen) > 5
@@ -350,25 +337,15 @@ def test_a_killed_load_with_merges_takes_each_record_once(table_format, tmp_path
         forget_client(str(url))
 
 
-def kill_rounds(client, file, *, rounds):
-    """Append, run the load and kill it, several times; return the number of records."""
-    rng, appended = random.Random(2), 0
-    command = [sys.executable, "-m", "strandline.cli", "pipeline", "run", str(file)]
-    source = str(Path(strandline.__file__).parents[1])
-    for _ in range(rounds):
-        values = pa.array([b'{"id": %d}' % n for n in range(appended, appended + 200)], pa.binary())
-        client.append_batch("orders", pa.table({"value": values}))
-        appended += 200
-        with subprocess.Popen(
-            [*command, "--output", "json"],
-            stdout=subprocess.PIPE,
-            env=os.environ | {"PYTHONPATH": source},
-            start_new_session=True,
-        ) as process:
-            try:
-                for _ in range(12):
-                    assert process.stdout.readline(), "it ended by itself"
-                time.sleep(rng.random() * 0.3)
-            finally:
-                os.kill(process.pid, signal.SIGKILL)
-    return appended
+def test_a_merge_opens_each_file_once(lake, monkeypatch):
+    """And those alone that it merges."""
+    for batch in range(6):
+        lake.commit(rows(0, batch, batch + 1), batch=batch)
+    store, opened = lake.store(), []
+    open_live = store.open_live
+    monkeypatch.setattr(
+        store, "open_live", lambda loaded, file: opened.append(file) or open_live(loaded, file)
+    )
+    assert compact(store, file_bytes=FILE_BYTES, files_max=4) == len(opened)
+    assert len({file.path for file in opened}) == len(opened)
+    assert lake.values() == expected(p0=6)

@@ -325,3 +325,18 @@ def test_records_that_are_missing_are_corruption_where_nothing_was_compacted(ope
             log.read_dense(first, 1)
         assert (caught.value.first_offset, caught.value.next_offset) == (first, following)
     assert log.read_dense(log.log_end_offset, 1).buffer == b""
+
+
+def test_a_segment_of_before_is_as_durable_as_it_was(open_log, fill, disk):
+    """Nothing of it is synced, written or indexed again."""
+    log = open_log(segment_bytes=1 << 20)
+    fill(log, 10)
+    seal(log, sealed=True)
+    [first, _] = log.segments
+    again = Segment.sealed_on_disk(
+        log.directory, 0, disk=disk, size=first.size, next_offset=first.next_offset
+    )
+    assert first.is_durable
+    assert again.is_durable
+    assert again.is_indexed
+    assert (again.size, again.next_offset) == (first.size, 20)

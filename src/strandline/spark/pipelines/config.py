@@ -6,6 +6,7 @@ not know Spark or YAML.
 
 import difflib
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal, get_args
 
 import msgspec
@@ -40,13 +41,17 @@ class Common(
 
 
 class LoadPipeline(Common, frozen=True, kw_only=True, tag="load"):
-    """Streams into tables, one table per stream."""
+    """Streams into tables: each into its own, or several into one."""
 
-    streams: list[str]
+    streams: list[str] = []
+    stream_pattern: str | None = None
+    """In place of ``streams``: a glob of names, such as ``orders-*``. New streams join the load."""
     engine: Literal["spark", "local"] = "spark"
     """Spark, or one Python process without Java, for small streams; either continues the other."""
     into: Name
-    """A directory, or ``namespace.table`` of Iceberg; ``{stream}`` stands for the stream's name."""
+    """A directory, or ``namespace.table`` of Iceberg; ``{stream}`` stands for the stream's name.
+    Without it several streams become one table, whose rows name theirs.
+    """
     format: Literal["parquet", "delta", "iceberg"] = "parquet"
     catalog: dict[str, str] = {}
     """Properties of the Iceberg catalog, as pyiceberg takes them."""
@@ -59,6 +64,14 @@ class LoadPipeline(Common, frozen=True, kw_only=True, tag="load"):
     schema. Without it the columns of JSON and Arrow values are inferred once, before the first
     commit.
     """
+    mode: Literal["append", "upsert"] = "append"
+    """Whether records become rows, or replace and delete rows by ``primary_key``."""
+    primary_key: list[Name] = []
+    """For ``upsert``: columns of the table, in Delta Lake and Iceberg. A record without a value, or
+    an event that says so, deletes a row.
+    """
+    envelope: Literal["none", "debezium"] = "none"
+    """For ``upsert``: whether values are rows, or Debezium's events."""
     writer_schema: str | None = None
     """The Avro schema that values were written with, if different from ``schema``."""
     dead_letters: str | None = None
@@ -177,7 +190,9 @@ def decode_pipeline(values: Any) -> Pipeline:
         pipeline: Pipeline = msgspec.convert(values, Pipeline)
     except UNDECODABLE as error:
         raise InvalidConfigError(f"not a pipeline: {error}; see docs/pipelines.md") from error
-    if isinstance(pipeline, LoadPipeline | MergePipeline):
+    if isinstance(pipeline, LoadPipeline) and pipeline.stream_pattern is not None:
+        _check_names_or_pattern(pipeline)
+    elif isinstance(pipeline, LoadPipeline | MergePipeline):
         _check_streams(pipeline.streams)
     _check_not_circular(pipeline)
     return pipeline
@@ -189,6 +204,16 @@ def _check_streams(streams: list[str]) -> None:
     for name in streams:
         if streams.count(name) > 1:
             raise InvalidConfigError(f"'streams' names '{name}' twice; name it once")
+
+
+def _check_names_or_pattern(pipeline: LoadPipeline) -> None:
+    if pipeline.streams:
+        raise InvalidConfigError("give 'streams' or 'stream_pattern', not both")
+    if "{stream}" in pipeline.into:
+        raise InvalidConfigError(
+            "the streams of 'stream_pattern' become one table: write 'into' without {stream}, or "
+            "name the streams in 'streams'"
+        )
 
 
 def _check_not_circular(pipeline: Pipeline) -> None:
@@ -208,7 +233,9 @@ def _check_not_circular(pipeline: Pipeline) -> None:
         None,
         pipeline.server,
     )
-    if output in inputs and not is_mirror and not isinstance(pipeline, TransformPipeline):
+    pattern = getattr(pipeline, "stream_pattern", None)
+    is_read = output in inputs or (pattern and output and fnmatchcase(output, pattern))
+    if is_read and not is_mirror and not isinstance(pipeline, TransformPipeline):
         raise InvalidConfigError(
             f"'{key}' is '{output}', which the pipeline reads: it would read what it writes, "
             "without end; name another stream"

@@ -6,6 +6,9 @@ commit. The table sink (``table_io``) commits.
 """
 
 import json
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -15,57 +18,99 @@ from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.types import StructType
 
 from strandline.errors import InvalidConfigError
-from strandline.spark.connection import client_of, identity_of
+from strandline.spark.connection import client_of, schema_versions, stream_state
+from strandline.spark.options import ReadOptions, check_upsert
 from strandline.spark.pipelines.config import LoadPipeline
 from strandline.spark.pipelines.outputs import stream_of
 from strandline.spark.pipelines.queries import read_stream, triggered
+from strandline.spark.planning import keyed
 from strandline.spark.session import wait_for_sources
+from strandline.spark.table_changes import rows_of_events
 from strandline.spark.table_log import TableState, check_same_stream, decode_schema
 from strandline.spark.table_open import existing_store, is_object_url
 from strandline.spark.table_store import Loaded, MissingTableError, TableStore, local_path
-from strandline.values.columns import parse_columns
+from strandline.values.columns import arrow_schema, parse_columns
 from strandline.values.decode import (
     RECORD_COLUMNS,
     RECORD_PREFIX,
     check_distinct_names,
     infer_json_schema,
+    value_decoder,
 )
+from strandline.values.schema import SchemaVersion, names_by_column
+
+logger = logging.getLogger(__name__)
 
 _SAMPLE_RECORDS = 1000
+_RETRY_TIMEOUT_MS = 60_000
 LOCAL_TXN_ID = "local"
 """Beginning of the transaction ids of ``engine: local``."""
 
 
 class PreparedLoad(NamedTuple):
-    """A load of one stream, checked and ready to run on any engine."""
+    """A load into one table, checked and ready to run on any engine."""
 
-    stream: str
+    read: ReadOptions
+    """The stream, or the streams."""
     path: str
     """The table's directory, or its name in the catalog."""
     name: str
     """Of the query, in reports and as the default group."""
-    state: TableState | None
-    """What the table has; None before the first commit."""
+    starting_offsets: str | None
+    """Those of a new reader: the table's; None: nothing is committed yet."""
+    local_commits: int
+    """Grows with each commit of ``engine: local``, and with no other."""
     options: dict[str, str]
     """Of the table."""
 
 
 def start_load(spark: SparkSession, config: LoadPipeline) -> list[StreamingQuery]:
-    """Start one query per stream.
+    """Start one query per table.
 
     Raises:
-        InvalidConfigError: several streams into one table, or values of unknown columns.
+        InvalidConfigError: values of unknown columns.
         InvalidRequestError: a table holds records of another stream.
         UnknownStreamError: there is no stream to load, or for dead letters.
     """
     check_load(config)
-    return [_start_one(spark, config, prepare_load(config, each)) for each in config.streams]
+    return [_start_one(spark, config, prepare_load(config, each)) for each in reads_of(config)]
+
+
+def reads_of(config: LoadPipeline) -> list[ReadOptions]:
+    """Return what each table of a load is made of: a stream, or several."""
+    read = ReadOptions(
+        server=config.server,
+        stream=None,
+        stream_pattern=config.stream_pattern,
+        fail_on_data_loss=config.fail_on_data_loss,
+        retry_timeout_ms=_RETRY_TIMEOUT_MS,
+    )
+    if config.stream_pattern is not None:
+        return [read]
+    if len(config.streams) > 1 and "{stream}" not in config.into:
+        return [replace(read, streams=tuple(config.streams))]
+    return [read.of_stream(stream) for stream in config.streams]
+
+
+def source_options(read: ReadOptions) -> dict[str, str]:
+    """Return the streams of a read as options."""
+    if read.stream_pattern is not None:
+        return {"streamPattern": read.stream_pattern}
+    return {"stream": read.stream or ",".join(read.streams)}
+
+
+def streams_of(read: ReadOptions) -> str:
+    """Return the streams of a read in words."""
+    return read.stream or read.stream_pattern or ", ".join(read.streams)
+
+
+def checkpoint_of(read: ReadOptions) -> str:
+    """Return the name of a read's checkpoint, which stays the same when streams are added."""
+    return read.stream or "all-streams"
 
 
 def check_load(config: LoadPipeline) -> None:
     """Check what does not depend on a stream; errors as ``start_load``."""
-    if len(config.streams) > 1 and "{stream}" not in config.into:
-        raise InvalidConfigError("a table takes one stream: write {stream} in 'into'")
     if config.schema and config.values == "raw":
         raise InvalidConfigError(
             "'schema' names columns of decoded values, and 'values' is raw: set 'values' to json, "
@@ -73,35 +118,50 @@ def check_load(config: LoadPipeline) -> None:
         )
     if config.writer_schema and config.values != "avro":
         raise InvalidConfigError(f"'writer_schema' is for Avro, and 'values' is {config.values}")
+    if (config.mode == "upsert") != bool(config.primary_key):
+        raise InvalidConfigError(
+            "'mode' is upsert, and 'primary_key' does not say by which columns"
+            if config.mode == "upsert"
+            else "'primary_key' is for 'mode: upsert', and rows are appended"
+        )
+    check_upsert(
+        config.format, config.values, primary_key=config.primary_key, envelope=config.envelope
+    )
     if config.dead_letters:
         stream_of(config.server, config.dead_letters)  # raises now, not at the first invalid value
 
 
-def prepare_load(config: LoadPipeline, stream: str) -> PreparedLoad:
-    """Check a stream and its table, and find the table's columns; errors as ``start_load``."""
-    path = table_of(config, stream)
-    identity, _, loaded = open_load(config, stream)
+def prepare_load(config: LoadPipeline, read: ReadOptions) -> PreparedLoad:
+    """Check streams and their table, and find the table's columns; errors as ``start_load``."""
+    path = table_of(config, read)
+    identity, _, loaded = open_load(config, read)
     state = loaded.state
-    columns = None
+    columns, versions = None, _stream_versions(config, read)
     if config.values != "raw":
-        columns = _value_schema(config, stream, state)
-        check_distinct_names(to_arrow_schema(columns, timezone="UTC"))
+        columns = _value_schema(config, read, state, versions=versions)
+        arrow = to_arrow_schema(columns, timezone="UTC")
+        check_distinct_names(arrow)
+        if versions:
+            value_decoder(config.values, arrow, versions=versions)  # raises now, not in each task
+            _note_new_columns(path, arrow, versions)
     return PreparedLoad(
-        stream=stream,
+        read=read,
         path=path,
-        name=f"load {stream} into {path}",
-        state=state,
-        options=table_options(config, stream, identity=identity, columns=columns),
+        name=f"load {streams_of(read)} into {path}",
+        starting_offsets=_first_offsets(state, read, identity),
+        local_commits=_local_commits(state),
+        options=table_options(config, read, identity=identity, columns=columns)
+        | ({"streamSchema": "true"} if versions else {}),
     )
 
 
-def table_of(config: LoadPipeline, stream: str) -> str:
-    """Return the directory, URL or name of a stream's table."""
-    return config.into.replace("{stream}", stream)
+def table_of(config: LoadPipeline, read: ReadOptions) -> str:
+    """Return the directory, URL or name of the table of a read."""
+    return config.into.replace("{stream}", read.stream or "")
 
 
-def open_load(config: LoadPipeline, stream: str) -> tuple[str, TableStore | None, Loaded]:
-    """Return a stream's identity, its table, and what is committed to that, which fit each other.
+def open_load(config: LoadPipeline, read: ReadOptions) -> tuple[str, TableStore | None, Loaded]:
+    """Return the identity of streams, their table, and what is committed to that, which fit.
 
     The table is None if it is one of Iceberg that is not made yet.
 
@@ -111,34 +171,36 @@ def open_load(config: LoadPipeline, stream: str) -> tuple[str, TableStore | None
         UnknownStreamError: there is no such stream.
         UnavailableError: the broker or the table cannot be reached.
     """
-    identity = identity_of(stream_of(config.server, stream))
-    store, loaded = _load_table_of(config, table_of(config, stream))
+    identity = stream_state(read).identity
+    store, loaded = _load_table_of(config, table_of(config, read))
     state = loaded.state
     if state is not None:
-        check_same_stream(state, identity)
+        check_same_stream(state, identity, several=read.stream is None)
     if store is not None:
         store.check_kind(None if state is None else decode_schema(state.arrow_schema))
     return identity, store, loaded
 
 
 def _start_one(spark: SparkSession, config: LoadPipeline, load: PreparedLoad) -> StreamingQuery:
+    # The keys of a batch of changes are compared in memory.
+    is_upsert = config.mode == "upsert"
     records = read_stream(
         spark,
         config,
-        load.stream,
+        source_options(load.read),
         name=load.name,
         output=_output_of(config, load.path),
-        startingOffsets=first_offsets(load.state),
-        maxBytesPerTrigger=config.batch_bytes_max,
+        startingOffsets=load.starting_offsets,
+        maxBytesPerTrigger=config.batch_bytes_max or (config.file_bytes if is_upsert else None),
         minBytesPerTrigger=config.batch_bytes_min,
         maxTriggerDelayMs=config.batch_delay_ms_max,
     )
     writer = records.writeStream.format("strandline-table").options(**load.options)
     # Not as a Path, which would take a slash out of ``hdfs://``.
-    checkpoint = f"{config.checkpoint.rstrip('/')}/{load.stream}"
-    if (commits := _local_commits(load.state)) > 0:
+    checkpoint = f"{config.checkpoint.rstrip('/')}/{checkpoint_of(load.read)}"
+    if load.local_commits > 0:
         # An older checkpoint is behind the table: a new one begins at the table's offsets.
-        checkpoint += f"-after-local-{commits}"
+        checkpoint += f"-after-local-{load.local_commits}"
     writer = writer.option("checkpointLocation", checkpoint)
     query = triggered(writer, config).queryName(load.name).start(load.path)
     wait_for_sources(query)
@@ -153,14 +215,14 @@ def _output_of(config: LoadPipeline, path: str) -> str:
 
 
 def table_options(
-    config: LoadPipeline, stream: str, *, identity: str, columns: StructType | None
+    config: LoadPipeline, read: ReadOptions, *, identity: str, columns: StructType | None
 ) -> dict[str, str]:
-    """Return the options of the table that a stream is loaded into.
+    """Return the options of the table that streams are loaded into.
 
     Args:
         config: of the pipeline.
-        stream: that is loaded.
-        identity: of the stream.
+        read: the streams that are loaded.
+        identity: of the streams.
         columns: of decoded values; None: values stay as they are.
     """
     dense = config.fail_on_data_loss if config.dense_offsets is None else config.dense_offsets
@@ -172,12 +234,17 @@ def table_options(
         "denseOffsets": str(dense),
         "fileBytes": str(config.file_bytes),
         "snapshotAgeMs": str(config.snapshot_age_ms),
-        "stream": stream,
         "streamIdentity": identity,
         "server": config.server,
     }
+    if read.stream is not None:
+        options["stream"] = read.stream
     if config.compaction is not None:
         options["compaction"] = str(config.compaction)
+    if config.primary_key:
+        options["primaryKey"] = ",".join(config.primary_key)
+    if config.envelope != "none":
+        options["envelope"] = config.envelope
     if config.dead_letters:
         options["deadLetters"] = config.dead_letters
     if config.values == "avro":
@@ -198,11 +265,13 @@ def _load_table_of(config: LoadPipeline, path: str) -> tuple[TableStore | None, 
     return store, store.load()
 
 
-def first_offsets(state: TableState | None) -> str | None:
-    """Return a new reader's starting offsets: the table's; None: nothing is committed yet."""
-    if state is None or not state.offsets:
+def _first_offsets(state: TableState | None, read: ReadOptions, identity: str) -> str | None:
+    """Return a new reader's starting offsets: those of the table; None: it has none."""
+    if state is None:
         return None
-    return json.dumps({str(partition): offset for partition, offset in state.offsets.items()})
+    offsets = keyed(state.offsets.items(), read, identity=identity)
+    named = {str(partition): offset for partition, offset in offsets.items()}
+    return json.dumps(named) if named else None
 
 
 def _local_commits(state: TableState | None) -> int:
@@ -215,24 +284,67 @@ def _local_commits(state: TableState | None) -> int:
     )
 
 
-def _value_schema(config: LoadPipeline, stream: str, state: TableState | None) -> StructType:
-    """Return the columns of the values: the table's, else the file's, else those of a sample."""
+def _stream_versions(config: LoadPipeline, read: ReadOptions) -> Sequence[SchemaVersion]:
+    """Return the versions of the schema of a stream; none if a file has one, or several streams.
+
+    None of Debezium's events either, which are not the rows.
+
+    Raises:
+        InvalidConfigError: it is of other values.
+    """
+    if config.schema or config.values not in ("json", "avro") or read.stream is None:
+        return ()
+    if config.envelope != "none":
+        return ()
+    return schema_versions(
+        config.server, read.stream, kind=config.values, timeout_ms=_RETRY_TIMEOUT_MS
+    )
+
+
+def _note_new_columns(table: str, columns: pa.Schema, versions: Sequence[SchemaVersion]) -> None:
+    """Log which columns of a stream's schema its table has not."""
+    names = names_by_column(versions)
+    new = [each.name for each in versions[-1].columns if not {*names[each.name]} & {*columns.names}]
+    if new:
+        logger.warning(
+            "%s was begun before the schema of its stream had %s, and leaves that out; a new "
+            "table, with a new checkpoint, has it",
+            table,
+            ", ".join(new),
+        )
+
+
+def _value_schema(
+    config: LoadPipeline,
+    read: ReadOptions,
+    state: TableState | None,
+    *,
+    versions: Sequence[SchemaVersion],
+) -> StructType:
+    """Return the columns of the values: the table's, the file's, the stream's, or a sample's."""
     if state is not None:
         own = {f"{RECORD_PREFIX}{name}" for name in RECORD_COLUMNS}
         fields = [field for field in decode_schema(state.arrow_schema) if field.name not in own]
         columns = from_arrow_schema(pa.schema(fields))
         _check_same_columns(config, columns)
         return columns
+    if versions:
+        return from_arrow_schema(arrow_schema(versions[-1].columns))
     if config.values == "avro":
         from strandline.values.avro import arrow_schema_of
 
-        return from_arrow_schema(arrow_schema_of(config.schema))
+        columns = arrow_schema_of(config.schema)
+        if config.envelope == "debezium":
+            columns = _row_of(columns)
+        return from_arrow_schema(columns)
     if config.schema:
         return _columns_of(config.schema)
-    sample = _sample(config, stream)
+    sample = _sample(read)
+    if config.envelope == "debezium":
+        sample = pa.array(rows_of_events(sample.to_pylist()), pa.binary())
     if config.values == "json":
         return from_arrow_schema(infer_json_schema(sample))
-    return from_arrow_schema(_schema_of_arrow(sample, stream))
+    return from_arrow_schema(_schema_of_arrow(sample, streams_of(read)))
 
 
 def _check_same_columns(config: LoadPipeline, columns: StructType) -> None:
@@ -257,6 +369,20 @@ def _check_same_columns(config: LoadPipeline, columns: StructType) -> None:
         )
 
 
+def _row_of(event: pa.Schema) -> pa.Schema:
+    """Return the columns of the row in Debezium's events of an Avro schema.
+
+    Raises:
+        InvalidConfigError: it is no such schema.
+    """
+    row = event.field("after").type if "after" in event.names else pa.null()
+    if not pa.types.is_struct(row):
+        raise InvalidConfigError(
+            "'schema' is no schema of Debezium's events: it has no record 'after'"
+        )
+    return pa.schema(list(row))
+
+
 def _columns_of(schema: str) -> StructType:
     """Parse columns as Spark writes them; by Spark itself if it runs."""
     if SparkSession.getActiveSession() is None:
@@ -268,16 +394,17 @@ def _described(columns: dict[str, str]) -> str:
     return ", ".join(f"{name} {kind}" for name, kind in columns.items())
 
 
-def _sample(config: LoadPipeline, stream: str) -> pa.Array:
+def _sample(read: ReadOptions) -> pa.Array:
     """Return the first values of each partition."""
-    client = client_of(config.server)
-    read = [
+    client = client_of(read.server)
+    places = [read.place(each.partition) for each in stream_state(read).partitions]
+    found = [
         client.read(
-            stream, partition=info.partition, columns=["value"], records_max=_SAMPLE_RECORDS
+            stream, partition=partition, columns=["value"], records_max=_SAMPLE_RECORDS
         ).read_all()
-        for info in client.stream_info(stream).partitions
+        for stream, partition in places
     ]
-    return pa.concat_tables(read).column("value").combine_chunks()
+    return pa.concat_tables(found).column("value").combine_chunks()
 
 
 def _schema_of_arrow(sample: pa.Array, stream: str) -> pa.Schema:

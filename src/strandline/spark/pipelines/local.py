@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,22 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from strandline.errors import UNDECODABLE, InvalidConfigError, InvalidRecordError, UnavailableError
 from strandline.spark.connection import read_rows, stopped_by, stream_state, wait_for_records
-from strandline.spark.options import parse_read_options, parse_table_options
+from strandline.spark.options import (
+    IDENTITY,
+    ReadOptions,
+    parse_read_options,
+    parse_table_options,
+)
 from strandline.spark.pipelines.config import LoadPipeline
 from strandline.spark.pipelines.failures import naming_keys
 from strandline.spark.pipelines.load import (
     LOCAL_TXN_ID,
     PreparedLoad,
     check_load,
-    first_offsets,
+    checkpoint_of,
     prepare_load,
+    reads_of,
+    source_options,
 )
 from strandline.spark.pipelines.queries import Report
 from strandline.spark.pipelines.unread import oldest_unread_ms
@@ -38,13 +45,16 @@ from strandline.spark.planning import (
     Offsets,
     StreamExtent,
     available_end,
+    check_same_stream,
+    identities,
+    keyed,
     limit_bytes,
     plan_ranges,
     starting_offsets,
     waiting_bytes,
     with_added,
 )
-from strandline.spark.progress import QueryProgress
+from strandline.spark.progress import QueryProgress, failure_noted
 from strandline.spark.source import StrandlineSource
 from strandline.spark.table_io import StagedFiles, TableCommitter
 from strandline.spark.table_log import TableState
@@ -64,10 +74,10 @@ class BatchPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     txn_id: str
     """The transaction of all batches of this load."""
     identity: str
-    """Of the stream."""
+    """Of the streams."""
     batch: int
-    start: dict[int, int]
-    end: dict[int, int]
+    start: dict[str, int]
+    end: dict[str, int]
     done: bool = False
     """Whether it was committed without rows, which no table shows."""
 
@@ -105,7 +115,17 @@ def run_local(
 
 def _run(config: LoadPipeline, report: Report | None, stop: threading.Event) -> None:
     check_load(config)
-    loads = [LocalLoad(config, prepare_load(config, each), stop) for each in config.streams]
+    loads = [LocalLoad(config, prepare_load(config, each), stop) for each in reads_of(config)]
+    with failure_noted(config.server, [load.group for load in loads], stop):
+        _step_until_over(config, loads, report, stop)
+
+
+def _step_until_over(
+    config: LoadPipeline,
+    loads: Sequence["LocalLoad"],
+    report: Report | None,
+    stop: threading.Event,
+) -> None:
     while not stop.is_set():
         began_s = time.monotonic()
         moved = [load.step(report) for load in loads]
@@ -120,24 +140,26 @@ def _run(config: LoadPipeline, report: Report | None, stop: threading.Event) -> 
 
 
 class LocalLoad:
-    """The load of one stream.
+    """The load of one table.
 
     Args:
         config: of the pipeline.
-        load: of the stream.
+        load: of the table.
         stop: set to abandon the running batch.
     """
 
     def __init__(self, config: LoadPipeline, load: PreparedLoad, stop: threading.Event) -> None:
         self._config = config
         self._name = load.name
+        self.group = config.group or load.name
+        """To which it commits its progress."""
         self._stop = stop
         read = {
             "server": config.server,
-            "stream": load.stream,
-            "startingOffsets": first_offsets(load.state) or config.starting_offsets,
+            "startingOffsets": load.starting_offsets or config.starting_offsets,
             "failOnDataLoss": str(config.fail_on_data_loss),
-            "group": config.group or load.name,
+            "group": self.group,
+            **source_options(load.read),
         }
         self.options = parse_read_options(read, streaming=True)
         schema = StrandlineSource(read).schema()
@@ -145,7 +167,7 @@ class LocalLoad:
         table = parse_table_options(load.options | {"path": load.path})
         self._table = TableCommitter(table, schema)
         self._progress = QueryProgress(self.options)
-        self._checkpoint = plan_path(config, load.stream)
+        self._checkpoint = plan_path(config, load.read)
         extent = stream_state(self.options)
         self._identity = extent.identity
         self._plan = self._begin(extent)
@@ -158,12 +180,14 @@ class LocalLoad:
         """Load the next batch; return whether there was one."""
         began_s = time.monotonic()
         extent = stream_state(self.options)
+        check_same_stream({IDENTITY: self._identity}, extent)
+        self._identity = extent.identity
         state = self._table.store.load().state
         plan = self._next(extent, state)
         if plan is None:
             return False
         rows = self._load(plan)
-        self._progress.reached(_keyed(plan.end))
+        self._progress.reached(self._keyed(plan.end.items()))
         if report is not None:
             report(self._line(plan, rows, ms=int((time.monotonic() - began_s) * 1000)))
         return True
@@ -178,8 +202,8 @@ class LocalLoad:
             txn_id=f"{LOCAL_TXN_ID}-{uuid.uuid4().hex}",
             identity=extent.identity,
             batch=_INITIAL,
-            start=_numbers(start),
-            end=_numbers(start),
+            start=_named(start),
+            end=_named(start),
         )
         return self._store_plan(begun)
 
@@ -189,11 +213,16 @@ class LocalLoad:
         last = state.transactions.get(plan.txn_id) if state is not None else None
         number = _INITIAL if last is None else last.batch
         is_open = plan.batch > number and not plan.done
-        start = with_added(_keyed(plan.start if is_open else plan.end), extent.partitions)
-        for partition, offset in (state.offsets if state is not None else {}).items():
+        planned = plan.start if is_open else plan.end
+        start = with_added(self._keyed(planned.items()), extent.partitions)
+        committed = state.offsets if state is not None else {}
+        for partition, offset in self._keyed(committed.items()).items():
             start[partition] = max(offset, start.get(partition, 0))
         self.position = {self.options.place(p): offset for p, offset in start.items()}
-        if is_open and (state is None or start == plan.start):
+        # What was added since waits, so that an open batch is repeated as it was planned.
+        if is_open and all(
+            start[p] == offset for p, offset in self._keyed(planned.items()).items()
+        ):
             return plan
         end = available_end(extent.partitions, self.options, start=start)
         if self._config.trigger == "available_now":
@@ -207,7 +236,12 @@ class LocalLoad:
         batch = max(number, plan.batch) + 1
         return self._store_plan(
             msgspec.structs.replace(
-                plan, batch=batch, start=_numbers(start), end=_numbers(end), done=False
+                plan,
+                identity=self._identity,
+                batch=batch,
+                start=_named(start),
+                end=_named(end),
+                done=False,
             )
         )
 
@@ -225,16 +259,21 @@ class LocalLoad:
         self._stop.wait(_PAUSE_S)
         return True
 
+    def _ranges(self, plan: BatchPlan) -> list[OffsetRange]:
+        start, end = self._keyed(plan.start.items()), self._keyed(plan.end.items())
+        return plan_ranges(start, end, self.options)
+
     def _load(self, plan: BatchPlan) -> int:
         """Stage and commit a batch; return its records."""
         staged: list[StagedFiles] = []
         try:
-            for wanted in plan_ranges(_keyed(plan.start), _keyed(plan.end), self.options):
+            for wanted in self._ranges(plan):
                 rows = self._until_stopped(wanted)
                 staged.append(self._table.stage(rows, txn_id=plan.txn_id, batch=plan.batch))
         except BaseException:
             for each in staged:
-                self._table.store.directory.discard([file.staged for file in each.rows.files])
+                files = [*each.rows.files, *each.rows.deletes]
+                self._table.store.directory.discard([file.staged for file in files])
             raise
         self._table.commit(staged)
         records = sum(found.rows for each in staged for found in each.rows.ranges.values())
@@ -248,6 +287,10 @@ class LocalLoad:
                 raise Stopped
             yield batch
 
+    def _keyed(self, offsets: Iterable[tuple[int | str, int]]) -> Offsets:
+        """Return the offsets of a plan, or of the table, as those of a read."""
+        return keyed(offsets, self.options, identity=self._identity)
+
     def _store_plan(self, plan: BatchPlan) -> BatchPlan:
         """Make a plan durable, and return it."""
         make_directory(self._checkpoint.parent)
@@ -256,7 +299,8 @@ class LocalLoad:
         return plan
 
     def _line(self, plan: BatchPlan, records: int, *, ms: int) -> dict[str, Any]:
-        reached = {self.options.place(p): end for p, end in plan.end.items()}
+        end = self._keyed(plan.end.items())
+        reached = {self.options.place(p): offset for p, offset in end.items()}
         lag = {
             place: max(0, each.high_watermark - reached[place])
             for each in stream_state(self.options).partitions
@@ -274,19 +318,14 @@ class LocalLoad:
         }
 
 
-def _keyed(numbers: dict[int, int]) -> Offsets:
-    """Return a plan's offsets as those of a read."""
-    return {partition: offset for partition, offset in numbers.items()}  # noqa: C416 - other types
+def _named(offsets: Offsets) -> dict[str, int]:
+    """Return the offsets of a read as a plan has them."""
+    return {str(partition): offset for partition, offset in offsets.items()}
 
 
-def _numbers(offsets: Offsets) -> dict[int, int]:
-    """Return the offsets of a read of one stream."""
-    return {int(partition): offset for partition, offset in offsets.items()}  # type: ignore[arg-type]  # not names
-
-
-def plan_path(config: LoadPipeline, stream: str) -> Path:
-    """Return the file of the plan of a stream's load."""
-    return local_path(config.checkpoint) / f"{stream}.local.json"
+def plan_path(config: LoadPipeline, read: ReadOptions) -> Path:
+    """Return the file of the plan of a load."""
+    return local_path(config.checkpoint) / f"{checkpoint_of(read)}.local.json"
 
 
 def read_plan(path: Path, *, identity: str) -> BatchPlan | None:
@@ -294,10 +333,10 @@ def read_plan(path: Path, *, identity: str) -> BatchPlan | None:
 
     Args:
         path: of the plan.
-        identity: of the stream as the broker has it.
+        identity: of the streams as the broker has them.
 
     Raises:
-        InvalidConfigError: it belongs to another stream.
+        InvalidConfigError: it belongs to another stream, or to more.
         InvalidRecordError: it is corrupt.
     """
     try:
@@ -310,9 +349,16 @@ def read_plan(path: Path, *, identity: str) -> BatchPlan | None:
             f"{path} is not the plan of a load: {error}; delete it, and the load begins at the "
             "table's offsets"
         ) from error
-    if found.identity != identity:
-        raise InvalidConfigError(
-            f"{path} belongs to another incarnation of the stream ({found.identity}, the broker "
-            f"has {identity}): load into another table, with a new checkpoint"
-        )
+    current = identities(identity)
+    for name, known in identities(found.identity).items():
+        if name not in current:
+            raise InvalidConfigError(
+                f"{path} belongs to a load that reads stream {name}, too: to go on without it, "
+                "give a new checkpoint; the table says where the others go on"
+            )
+        if current[name] != known:
+            raise InvalidConfigError(
+                f"{path} belongs to another incarnation of the stream ({known}, the broker has "
+                f"{current[name]}): load into another table, with a new checkpoint"
+            )
     return found

@@ -37,7 +37,7 @@ Report = Callable[[Mapping[str, Any]], None]
 def read_stream(
     spark: SparkSession,
     config: Common,
-    stream: str,
+    stream: str | Mapping[str, str],
     *,
     name: str,
     output: str | None,
@@ -48,11 +48,12 @@ def read_stream(
     Args:
         spark: the session.
         config: the pipeline.
-        stream: its name.
+        stream: its name, or options that select several.
         name: of the query, the default group of its progress.
         output: the query's output, to which its checkpoint belongs; None: not known before it runs.
         **options: further options of the source; those that are None are left out.
     """
+    options |= {"stream": stream} if isinstance(stream, str) else stream
     options["output"] = output
     if isinstance(config, Derived):
         options["maxRecordsPerTrigger"] = config.batch_records_max
@@ -63,7 +64,7 @@ def read_stream(
         "failOnDataLoss": str(config.fail_on_data_loss),
     } | given
     reader = spark.readStream.format("strandline")
-    return reader.options(server=config.server, stream=stream, **chosen).load()
+    return reader.options(server=config.server, **chosen).load()
 
 
 def write_stream(

@@ -5,15 +5,21 @@ status is right whether the load is running, and whichever engine runs it. What 
 its first batch is rejected here, too. Must not know the command line.
 """
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from strandline.spark.pipelines.config import LoadPipeline
 
+if TYPE_CHECKING:
+    from strandline.spark.options import ReadOptions
+
 
 class LoadStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The progress of the load of one stream."""
+    """The progress of the load of one table."""
 
     stream: str
+    """Of several streams their names, or the pattern."""
     table: str
     """Its directory, URL, or name in the catalog."""
     format: str
@@ -33,59 +39,61 @@ class LoadStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_status(config: LoadPipeline) -> list[LoadStatus]:
-    """Return the progress of each stream of a load.
+    """Return the progress of each table of a load.
 
     Raises:
         StrandlineError: what a load raises before its first batch; or a broker or a table cannot be
             reached.
     """
     from strandline.spark.pipelines.failures import naming_keys
-    from strandline.spark.pipelines.load import check_load
+    from strandline.spark.pipelines.load import check_load, reads_of
 
     with naming_keys():
         check_load(config)
-        return [_status_of(config, stream) for stream in config.streams]
+        return [_status_of(config, read) for read in reads_of(config)]
 
 
-def _status_of(config: LoadPipeline, stream: str) -> LoadStatus:
+def _status_of(config: LoadPipeline, read: "ReadOptions") -> LoadStatus:
     # Here, so that the schema of a status is known without PySpark.
     from strandline.spark.connection import stream_state
     from strandline.spark.options import parse_read_options
-    from strandline.spark.pipelines.load import open_load, table_of
+    from strandline.spark.pipelines.load import open_load, source_options, streams_of, table_of
     from strandline.spark.pipelines.local import plan_path, read_plan
     from strandline.spark.pipelines.unread import oldest_unread_ms
-    from strandline.spark.planning import starting_offsets
+    from strandline.spark.planning import keyed, starting_offsets
 
-    identity, store, loaded = open_load(config, stream)
-    done = loaded.state.offsets if loaded.state is not None else {}
+    identity, store, loaded = open_load(config, read)
     if config.engine == "local":
-        read_plan(plan_path(config, stream), identity=identity)
+        read_plan(plan_path(config, read), identity=identity)
     files = store.live_files(loaded) if store is not None and loaded.state is not None else []
     options = parse_read_options(
-        {"server": config.server, "stream": stream, "startingOffsets": config.starting_offsets},
+        {"server": config.server, "startingOffsets": config.starting_offsets}
+        | source_options(read),
         streaming=True,
     )
     # After the table: what was appended meanwhile is a lag, and what was committed meanwhile is not
     # a negative one.
     partitions = stream_state(options).partitions
+    committed = loaded.state.offsets if loaded.state is not None else {}
+    done = keyed(committed.items(), options, identity=identity)
     at = starting_offsets(partitions, options) | done
     lag = {
         options.place(each.partition): max(0, each.high_watermark - at[each.partition])
         for each in partitions
     }
     unread: dict[tuple[str, int], int] = {
-        place: at[place.partition] for place, behind in lag.items() if behind
+        place: at[options.key(*place)] for place, behind in lag.items() if behind
     }
     return LoadStatus(
-        stream=stream,
-        table=table_of(config, stream),
+        stream=streams_of(read),
+        table=table_of(config, read),
         format=config.format,
         commits=loaded.state.sequence + 1 if loaded.state is not None else 0,
         files=len(files),
         bytes=sum(file.size_bytes for file in files),
         rows=sum(file.rows for file in files),
         committed_at_ms=store.committed_at_ms(loaded) if store is not None else None,
-        offsets={f"{stream}/{partition}": offset for partition, offset in done.items()},
+        offsets={str(options.place(key)): offset for key, offset in done.items()},
         lag={str(place): behind for place, behind in lag.items()},
         oldest_unread_ms=oldest_unread_ms(config.server, unread),
     )

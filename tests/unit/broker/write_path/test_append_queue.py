@@ -33,6 +33,34 @@ async def test_a_group_commit_ends_at_its_limits(open_broker, make_stream, answe
         assert [answers.acks[token] for token in told] == list(range(20))
 
 
+@pytest.mark.parametrize(
+    ("limits", "chunks"),
+    [
+        (LimitsConfig(commit_bytes=10_000), 3),
+        (LimitsConfig(commit_records=10), 2),
+        (LimitsConfig(), 4),
+    ],
+    ids=["bytes", "records", "none"],
+)
+async def test_the_room_for_a_group_commit_is_that_of_what_it_takes(
+    open_broker, make_stream, answers, kit, limits, chunks
+):
+    """Not of all that waits: the journal would get a file for what comes later."""
+    broker = await open_broker(limits=limits)
+    partition = await make_stream(broker)
+    queue = broker.committer.append_queue
+    for number in range(4):
+        kit.put(partition, answers, *(f"{number}.{n}" for n in range(6)), value=bytes(700))
+        partition.pending._open = None  # the next record begins another chunk
+    sizes = [
+        each.size + takes.BATCH_OVERHEAD_BYTES + 6 * takes.RECORD_OVERHEAD_BYTES
+        for each in partition.pending.batches
+    ]
+    assert queue.bytes_ahead() == sum(sizes[:chunks]) <= queue.bytes_max
+    await answers.wait(24)
+    assert queue.bytes_ahead() == 0
+
+
 class Gathering:
     """The hooks of a partition that has chunks on their way to other replicas, or has none."""
 

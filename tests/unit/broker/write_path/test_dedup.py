@@ -87,6 +87,15 @@ def test_the_window_comes_back_from_the_log(log, count, compression):
     assert known(window, now_ns + 11 * SECOND, b"m0") == [None]
 
 
+def test_a_restart_forgets_no_id_of_the_last_nanosecond(log):
+    """The window has the same end before and after."""
+    store(log, [b"a"], time_ns=SECOND)
+    store(log, [b"b"], time_ns=SECOND + 1)
+    at_its_end = 21 * SECOND
+    assert known(load_window(log, 20_000, at_its_end), at_its_end, b"a", b"b") == [0, 1]
+    assert known(load_window(log, 20_000, at_its_end + 1), at_its_end + 1, b"a", b"b") == [None, 1]
+
+
 def test_the_first_id_of_a_record_counts(log):
     """As at the time of the publish: empty ones and later ones are no ids."""
     for size in (1, VECTOR_RECORDS_MIN):

@@ -56,6 +56,15 @@ def test_every_change_of_a_group_moves_its_epoch():
     assert decode_image(encode_image(image)) == image
 
 
+def test_nobody_reads_a_stream_that_is_deleted():
+    """Its members read their other streams on; groups of others do not change."""
+    image = applied(JoinGroup("g", "m1", ("a", "b"), 1), JoinGroup("g", "m2", ("a",), 1))
+    image = applied(JoinGroup("other", "m", ("b",), 1), image=image)
+    after = apply(image, DeleteStream("a"))
+    assert after.groups["g"].members == {"m1": ("b",), "m2": ()}
+    assert after.groups["other"] == image.groups["other"]
+
+
 def test_a_member_belongs_to_who_joined():
     """Until it leaves; without access checks it belongs to no principal."""
     image = applied(JoinGroup("g", "m", ("a",), 1, "ann"), JoinGroup("g", "n", ("a",), 1))

@@ -1,0 +1,188 @@
+"""Loads by the schema of their stream: every version, without a word in the pipeline's file."""
+
+import io
+import json
+import logging
+
+import fastavro
+import polars as pl
+import pytest
+
+import strandline
+from strandline.errors import InvalidConfigError, InvalidRecordError
+from strandline.spark.connection import forget_client
+from strandline.spark.pipelines.config import decode_pipeline
+from strandline.spark.pipelines.local import run_local
+from tests.kit.local_loads import FORMATS, LocalLoad
+
+ONE = {
+    "type": "record",
+    "name": "Order",
+    "fields": [{"name": "id", "type": "int"}, {"name": "customer", "type": "string"}],
+}
+TWO = json.loads(json.dumps(ONE))
+TWO["fields"][1] = {"name": "client", "type": "string", "aliases": ["customer"]}
+TWO["fields"].append({"name": "price", "type": ["null", "double"], "default": None})
+
+
+def avro(schema, **row):
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, fastavro.parse_schema(schema), row)
+    return out.getvalue()
+
+
+def renamed(client, **names):
+    """Set the newest version again with other names."""
+    columns = [
+        {"id": c.id, "name": names.get(c.name, c.name), "type": c.type, "nullable": c.nullable}
+        for c in client.schemas.get("orders").columns
+    ]
+    client.schemas.set("orders", json.dumps(columns))
+
+
+@pytest.fixture
+def load(strandline_url, tmp_path):
+    """A load of ``orders`` whose file says only what the values are."""
+    with strandline.connect(strandline_url.flight) as client:
+        client.create_stream("orders")
+        client.create_stream("bad")
+        made = LocalLoad(strandline_url.flight, client, tmp_path, partitions=1, schema=None)
+        yield made
+    forget_client(strandline_url.flight)
+
+
+def loaded(load, *names):
+    """The rows in the order of their offsets, as values of these columns."""
+    rows = sorted(load.rows(), key=lambda row: row["_offset"])
+    return [tuple(row[name] for name in names) for row in rows]
+
+
+def reasons(load):
+    """Why values became dead letters."""
+    headers = load.client.read("bad", columns=["headers"]).read_all().column("headers")
+    return [dict(each.as_py())["Strandline-Error"].decode() for each in headers]
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_json_is_loaded_by_every_version_of_the_schema(load, table_format):
+    """The table keeps the columns of its first commit; a renamed column stays the same one."""
+    load.use(table_format)
+    load.config["dead_letters"] = "bad"
+    load.client.schemas.set("orders", "id INT NOT NULL, customer STRING")
+    for value in (b'{"id":1,"customer":"ada","more":0}', b'{"customer":"nobody"}'):
+        load.client.append("orders", value)
+    load.run()
+    renamed(load.client, customer="client")
+    load.client.schemas.set("orders", "id BIGINT NOT NULL, client STRING, price DOUBLE")
+    for value in (
+        b'{"id":2,"client":"bob","price":1.5}',
+        b'{"id":3,"customer":"eve"}',
+        b'{"id":1099511627776,"client":"too wide for the table"}',
+    ):
+        load.client.append("orders", value)
+    load.run()
+    assert loaded(load, "_offset", "id", "customer") == [
+        (0, 1, "ada"),
+        (2, 2, "bob"),
+        (3, 3, "eve"),
+    ]
+    assert [json.loads(value)["customer"] for value in load.letters()[:1]] == ["nobody"]
+    first, _ = reasons(load)
+    assert first == "'id', which the schema requires, is missing or null"
+
+
+def test_avro_is_loaded_by_every_version_of_the_schema(load):
+    """Framed or not; what fits none is a dead letter that says so."""
+    load.config |= {"values": "avro", "dead_letters": "bad"}
+    load.client.schemas.set("orders", json.dumps(ONE), registry_id=3)
+    load.client.append("orders", avro(ONE, id=1, customer="ada"))
+    load.run()
+    load.client.schemas.set("orders", json.dumps(TWO))
+    load.client.append("orders", avro(TWO, id=2, client="bob", price=1.5))
+    load.client.append("orders", b"\0\0\0\0\3" + avro(ONE, id=3, customer="eve"))
+    load.client.append("orders", b"\0\0\0\0\4" + avro(ONE, id=4, customer="eve"))
+    load.client.append("orders", None)
+    load.run()
+    assert loaded(load, "id", "customer") == [(1, "ada"), (2, "bob"), (3, "eve"), (None, None)]
+    [headers] = (
+        load.client.read("bad", columns=["headers"]).read_all().column("headers").to_pylist()
+    )
+    reason = dict(headers)["Strandline-Error"].decode()
+    assert reason.startswith("no version has the registry's id 4 of its frame, and it fits no")
+
+
+def test_without_dead_letters_a_misfit_ends_the_load(load):
+    """With the record and the reason."""
+    load.client.schemas.set("orders", "id INT NOT NULL")
+    load.client.append("orders", b"{}")
+    with pytest.raises(InvalidRecordError, match="offset 0 is not json: 'id', which the schema"):
+        load.run()
+
+
+def test_a_running_load_knows_a_version_that_is_set_meanwhile(load):
+    """Each batch looks for it before it decodes."""
+    load.client.schemas.set("orders", "id INT, customer STRING")
+    load.client.append("orders", b'{"id":1,"customer":"ada"}')
+    load.client.append("orders", b'{"id":2,"client":"bob"}')
+    lines = []
+
+    def report(line):
+        if not lines:
+            renamed(load.client, customer="client")
+        lines.append(line)
+
+    run_local(decode_pipeline(load.config | {"batch_bytes_max": 1}), report=report)
+    assert len(lines) == 2
+    assert loaded(load, "id", "customer") == [(1, "ada"), (2, "bob")]
+
+
+def test_a_new_column_is_named_where_the_table_lacks_it(load, caplog):
+    """In the log, when the load is started again; a file's own schema is not compared."""
+    load.client.schemas.set("orders", "id INT")
+    load.client.append("orders", b'{"id":1}')
+    load.run()
+    load.client.schemas.set("orders", "id INT, price DOUBLE")
+    with caplog.at_level(logging.WARNING):
+        load.run()
+    assert "had price, and leaves that out; a new table" in caplog.text
+    caplog.clear()
+    load.run(schema="id INT")
+    assert caplog.text == ""
+
+
+def test_a_file_s_schema_comes_before_the_stream_s(load):
+    """So that a load may take a part of the columns, or its values for something else."""
+    load.client.schemas.set("orders", "id INT NOT NULL, customer STRING")
+    load.client.append("orders", b'{"customer":"ada"}')
+    load.run(schema="customer STRING")
+    assert loaded(load, "_offset", "customer") == [(0, "ada")]
+    assert "id" not in load.rows()[0]
+
+
+def test_what_the_stream_s_schema_cannot_decode_is_refused_at_the_start(load):
+    """Values of another format, and Avro of which no schema is known."""
+    load.client.append("orders", avro(ONE, id=1, customer="ada"))
+    with pytest.raises(InvalidConfigError, match="give 'schema', or set that of the stream"):
+        load.run(values="avro")
+    load.client.schemas.set("orders", json.dumps(ONE))
+    with pytest.raises(InvalidConfigError, match=r"is of avro values.*as json: write avro"):
+        load.run()
+    load.run(values="avro")
+    load.client.schemas.delete("orders")
+    other = {"type": "record", "name": "O", "fields": [{"name": "number", "type": "int"}]}
+    load.client.schemas.set("orders", json.dumps(other))
+    with pytest.raises(InvalidConfigError, match=r"no version of .* has the column 'id'"):
+        load.run(values="avro")
+
+
+def test_the_table_and_the_tail_are_one_relation(load):
+    """``strandline.table`` decodes the tail by the newest version, to the table's columns."""
+    load.config["values"] = "avro"
+    load.client.schemas.set("orders", json.dumps(ONE))
+    load.client.append("orders", avro(ONE, id=1, customer="ada"))
+    load.run()
+    load.client.schemas.set("orders", json.dumps(TWO))
+    load.client.append("orders", avro(TWO, id=2, client="bob", price=None))
+    table = load.config["into"].replace("{stream}", "orders")
+    found = strandline.table("orders", table=table, server=load.config["server"], values="avro")
+    assert pl.DataFrame(found).select("id", "customer").rows() == [(1, "ada"), (2, "bob")]
