@@ -50,6 +50,8 @@ def test_a_schema_is_set_shown_and_renamed_from_what_is_shown(strandline_url, tm
         " 1  id        bigint  no",
         " 2  customer  string  yes",
     ]
+    told = CliRunner().invoke(app, ["stream", "info", "orders", "-s", strandline_url.flight]).stdout
+    assert "schema: version 1 of json values; see 'strandline stream schema show orders'" in told
     document = run(strandline_url, "show", "orders", "--output", "json").stdout
     edited = tmp_path / "columns.json"
     edited.write_text(document.replace("customer", "client"))
