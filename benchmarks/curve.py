@@ -12,11 +12,10 @@ import functools
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import machine, report, runner
+from benchmarks import machine, plot, report, runner
 from benchmarks.aims import Aim
 from benchmarks.loadgen import Load
 from benchmarks.peers.system import System
-from benchmarks.plot import draw_curve
 from benchmarks.runner import Bench, Point
 from benchmarks.syncs import SyncCount
 
@@ -24,7 +23,6 @@ DEFAULT_SYSTEMS = (
     "strandline,strandline-nats,strandline-memory,strandline-nats-memory,jetstream,redis,kafka"
 )
 DEFAULT_CONNECTIONS = "1,2,4,8,16,32,64,128"
-DEFAULT_PLOT = Path(__file__).parents[1] / "docs" / "img" / "beam-curve.png"
 SYNCS_AT = 16
 FEW, MANY = 16, 128
 INTRO = (
@@ -56,7 +54,7 @@ def parse_args() -> argparse.Namespace:
     add = parser.add_argument
     add("--connections", type=runner.parse_numbers, default=DEFAULT_CONNECTIONS, help="N, listed")
     add("--appenders", type=int, default=128, help="appenders over the connections (128)")
-    add("--plot", type=Path, default=DEFAULT_PLOT, help="the PNG (docs/img/beam-curve.png)")
+    add("--plot", type=Path, default=plot.PICTURE, help="the PNG (docs/img/beam-curve.png)")
     add("--no-plot", action="store_true", help="draw nothing")
     return parser.parse_args()
 
@@ -138,7 +136,7 @@ def main() -> None:
     """Runs the benchmark."""
     args = parse_args()
     systems = runner.choose_systems(args.systems)
-    host = machine.describe(args.data_root, args.size)
+    host = machine.describe(args.data_root, args.size, args.appenders)
     with Bench(runner.place_of(args)) as bench:
         bench.open_kept(systems)
         points = timed_runs(bench, systems, args)
@@ -164,7 +162,8 @@ def main() -> None:
     paths = report.write(result, args.results, args.label)
     print(report.markdown(result))
     print(f"written: {paths[0].name}, {paths[1].name} in {args.results}")
-    if not args.no_plot and not draw_curve(systems, result.summaries, args.plot):
+    limit = plot.disk_limit(host)
+    if not args.no_plot and not plot.draw_curve(systems, result.summaries, args.plot, limit):
         print("no plot: matplotlib is not installed (`pip install matplotlib`)")
 
 

@@ -11,6 +11,7 @@ import statistics
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.warmup import touch_cost
 
@@ -46,6 +47,14 @@ class Machine:
     load_average: float
     """Of the last minute, before the benchmark began: what others did to the machine."""
     sync: SyncCost
+    group_sync: SyncCost | None = None
+    """Of the records of all appenders at once: what the disk allows at best."""
+
+
+def machine_of(values: dict[str, Any]) -> Machine:
+    """The machine of stored results."""
+    syncs = {name: SyncCost(**values[name]) for name in ("sync", "group_sync") if values.get(name)}
+    return Machine(**{**values, **syncs})
 
 
 def _cpu_model() -> str:
@@ -95,10 +104,11 @@ def measure_sync(data_root: Path, size_bytes: int) -> SyncCost:
     return SyncCost(size_bytes, overwrite[49], overwrite[98], append[49], append[98])
 
 
-def describe(data_root: Path, size_bytes: int) -> Machine:
-    """Measures and describes this machine."""
+def describe(data_root: Path, size_bytes: int, group: int = 0) -> Machine:
+    """Measures and describes this machine; ``group``: how many records a sync may cover."""
     load_average = os.getloadavg()[0]
     sync = measure_sync(data_root, size_bytes)
+    group_sync = measure_sync(data_root, group * size_bytes) if group else None
     touch_first_ms, touch_again_ms = touch_cost()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return Machine(
@@ -112,4 +122,5 @@ def describe(data_root: Path, size_bytes: int) -> Machine:
         touch_again_ms=touch_again_ms,
         load_average=round(load_average, 1),
         sync=sync,
+        group_sync=group_sync,
     )

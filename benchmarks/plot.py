@@ -1,5 +1,8 @@
 """Draws Beam's curve: appends/s over the number of connections, beside the 2018 Kafka curve.
 
+`python -m benchmarks.plot` draws the newest results again. If they lack the disk's limit, it is
+measured then.
+
 The 2018 figures are read off the plots that eBay published with Beam (later Akutan): Kafka 1.0.1,
 `flush.messages=1`, 1 replica, 128 appenders of 2 KiB, 4-vCPU VMs with local SSD. Another machine
 and another year: they show the shape, not a rate to compare.
@@ -7,12 +10,20 @@ and another year: they show the shape, not a rate to compare.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from benchmarks import report
+from benchmarks.loadgen.build import BUILD_DIR
+from benchmarks.machine import Machine, SyncCost, machine_of, measure_sync
 from benchmarks.peers.system import Ack, System
 from benchmarks.runner import Summary
+
+PICTURE: Final = Path(__file__).parents[1] / "docs" / "img" / "beam-curve.png"
+APPENDERS: Final = 128
+RECORD_BYTES: Final = 2048
 
 KAFKA_2018: Final = {
     1: 7450,
@@ -36,7 +47,23 @@ COLORS: Final = {
 }
 
 
-def draw_curve(systems: Sequence[System], summaries: Sequence[Summary], path: Path) -> bool:
+def disk_limit(machine: Machine) -> float | None:
+    """Appends a second if the disk writes and syncs the records of all appenders at once."""
+    if machine.group_sync is None:
+        return None
+    return _limit(machine.group_sync, machine.group_sync.size_bytes / machine.sync.size_bytes)
+
+
+def _limit(sync: SyncCost, records: float) -> float:
+    return records / (sync.overwrite_p50_us / 1e6)
+
+
+def draw_curve(
+    systems: Sequence[System],
+    summaries: Sequence[Summary],
+    path: Path,
+    limit: float | None = None,
+) -> bool:
     """Writes the PNG; returns False, and writes nothing, if matplotlib is not installed."""
     try:
         import matplotlib as mpl
@@ -66,6 +93,9 @@ def draw_curve(systems: Sequence[System], summaries: Sequence[Summary], path: Pa
     label = "Kafka 1.0.1, flush.messages=1, as published by Beam in 2018 (other machine)"
     years = list(KAFKA_2018.values())
     axes.plot(list(KAFKA_2018), years, ":", marker="x", color="#999999", label=label)
+    if limit is not None:
+        label = "the disk's limit: 128 records in one write and fdatasync"
+        axes.axhline(limit, linestyle="-.", linewidth=1.2, color="#b8860b", label=label)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(list(KAFKA_2018), [str(x) for x in KAFKA_2018])
@@ -79,3 +109,19 @@ def draw_curve(systems: Sequence[System], summaries: Sequence[Summary], path: Pa
     figure.savefig(path)
     plt.close(figure)
     return True
+
+
+def main() -> None:
+    """Draw the newest curve beside the peers."""
+    values = json.loads(report.newest("curve-peers").read_text())
+    found = report.read(values)
+    limit = disk_limit(machine_of(values["machine"]))
+    if limit is None:
+        limit = _limit(measure_sync(BUILD_DIR, APPENDERS * RECORD_BYTES), APPENDERS)
+        print(f"the disk's limit now: {limit:,.0f} appends a second")
+    draw_curve(found.systems, found.summaries, PICTURE, limit)
+    print(f"written: {PICTURE.name}")
+
+
+if __name__ == "__main__":
+    main()

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import re
 import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any, Never
 
 from benchmarks.aims import AIM_HEAD, Aim, aim_rows
-from benchmarks.machine import Machine
-from benchmarks.peers.system import System
-from benchmarks.runner import Point, Summary
+from benchmarks.machine import Machine, machine_of
+from benchmarks.peers.system import Ack, Place, System
+from benchmarks.runner import RESULTS_DIR, Point, Summary
 from benchmarks.syncs import SyncCount
 
 
@@ -122,7 +124,8 @@ def peer_pairs(systems: Sequence[System], ours: str = "strandline") -> list[tupl
     return [(a.name, b.name) for a in mine for b in others if a.ack == b.ack]
 
 
-def _systems_table(report: Report) -> str:
+def systems_table(report: Report) -> str:
+    """What each system promises, its settings and version, and how often it synced."""
     rows = []
     for system in report.systems:
         syncs = report.syncs.get(system.name)
@@ -162,7 +165,7 @@ def markdown(report: Report) -> str:
     parts += ["## Rates", rate_table(report)]
     parts += report.sections
     if report.syncs or report.versions:
-        parts += ["## What is compared", _systems_table(report)]
+        parts += ["## What is compared", systems_table(report)]
     skipped = [f"- {name}: {why.splitlines()[0]}" for name, why in report.unavailable.items()]
     failed = [
         f"- {p.system}, {report.x_name}={p.x}, run {p.run + 1}: {p.error.splitlines()[0]}"
@@ -203,3 +206,38 @@ def write(report: Report, folder: Path, label: str = "") -> tuple[Path, Path]:
     markdown_path = json_path.with_suffix(".md")
     markdown_path.write_text(markdown(report))
     return json_path, markdown_path
+
+
+def newest(name: str, folder: Path = RESULTS_DIR) -> Path:
+    """The newest JSON file of results with this name, which includes its label."""
+    dated = re.compile(rf"\d{{4}}-\d\d-\d\d-{re.escape(name)}\.json")
+    found = sorted(path for path in folder.glob(f"*-{name}.json") if dated.fullmatch(path.name))
+    if not found:
+        raise FileNotFoundError(f"no results {name} in {folder.name}")
+    return found[-1]
+
+
+def read(values: dict[str, Any]) -> Report:
+    """What a JSON file of results has of a report; its points and its prose are left out."""
+    acks = {ack.value: ack for ack in Ack}
+    return Report(
+        name=values["name"],
+        title="",
+        x_name="P" if values["name"] == "partitions" else "N",
+        intro="",
+        machine=machine_of(values["machine"]),
+        systems=[
+            System(each["name"], each["label"], acks[each["ack"]], each["settings"], _not_open)
+            for each in values["systems"]
+        ],
+        points=[],
+        summaries=[Summary(**each) for each in values["summaries"]],
+        syncs={name: SyncCount(**count) for name, count in values["syncs"].items()},
+        versions=values["versions"],
+        unavailable=values["unavailable"],
+        module="",
+    )
+
+
+def _not_open(_: Place) -> Never:
+    raise NotImplementedError("a system of stored results is not run")

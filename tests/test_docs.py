@@ -29,6 +29,7 @@ RUN_PAGES = (
     "docs/consumer-groups.md",
     "docs/offset-stores.md",
     "docs/python-client.md",
+    "docs/schemas.md",
     "docs/transactions.md",
 )
 

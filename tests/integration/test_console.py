@@ -326,6 +326,8 @@ def test_records_are_shown_by_the_schema_of_their_stream():
             )
             assert ("alert(1)" in text) is by_schema
             assert "ada" in text
+        status, _, text = user.get(f"/streams/{MINE}")
+        assert (status, "Version 1 of avro values" in text) == (200, True)
 
 
 def test_sessions_end_and_are_limited():

@@ -105,6 +105,10 @@ def next_version(
             f"the stream's values are {last.format} since version 1, and this is a schema of "
             f"{given.format} values; create another stream for them"
         )
+    if registry_id is not None and given.format != "avro":
+        raise InvalidConfigError(
+            "a registry's id is for Avro, whose values begin with it; leave it out"
+        )
     columns = _numbered(given, earlier)
     for each in reversed(earlier):  # the newest first, whose names a user knows
         _check_compatible(each, given, columns)

@@ -69,6 +69,8 @@ def test_a_producer_id_works_for_the_principal_that_it_was_given_to(broker):
     for number in (0, 7, other, producer_id_of(11, 3)):
         with pytest.raises(NotAllowedError, match="was not given to app"):
             caller.check_producer(number)
+    with pytest.raises(NotAllowedError, match="was not given to new"):
+        access(broker).check_producer(Principal("new"), own)
     Access(BrokerConfig(), broker).identify(ClientCredentials()).check_producer(other)
 
 

@@ -333,6 +333,26 @@ def test_uncommitted_records_replace_nothing(log, compact):
     assert [offset for offset, _, _ in rows(log)] == [1, 2, 3]
 
 
+def test_aborted_records_replace_nothing(log, disk):
+    """They are removed, and the records before them are the newest of their keys."""
+    put(log, [(b"a", b"1" + VALUE), (b"b", b"1" + VALUE)])
+    put(log, [(None, VALUE)])
+    put(log, [(b"a", b"2" + VALUE)])
+    put(log, [(b"b", b"2" + VALUE)])
+    settle(log)
+    aborted = 3
+
+    def counts(header):
+        return header.base_offset != aborted
+
+    compactor = Compactor(log, disk=disk, tombstone_delay_ms=1)
+    compaction = compactor.prepare(
+        below=OFFSET_MAX, tombstones_below=OFFSET_MAX, now_ns=0, counts=counts
+    )
+    put_in_place(compactor, compaction)
+    assert [offset for offset, _, _ in rows(log)] == [0, 2, 4]
+
+
 def test_active_and_uncheckpointed_segments_are_left_alone(log, compact):
     """Segments that a recovery might write again by position are not rewritten."""
     put(log, [(b"a", b"1" + VALUE)])

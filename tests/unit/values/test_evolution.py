@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from strandline.errors import InvalidConfigError
 from strandline.values.avro import versions_reader
 from strandline.values.columns import parse_type, type_text
+from strandline.values.decode import value_by_schema
 from strandline.values.evolution import next_version
 from strandline.values.schema import SchemaColumn, names_by_column
 
@@ -255,6 +256,54 @@ def test_a_registry_id_belongs_to_one_version():
     one = next_version([], json.dumps(record(named("a", "int"))), registry_id=17)
     with pytest.raises(InvalidConfigError, match="has the registry's id 17"):
         next_version([one], json.dumps(record(named("a", "long"))), registry_id=17)
+    with pytest.raises(InvalidConfigError, match="a registry's id is for Avro"):
+        next_version([], "a INT", registry_id=17)
+
+
+NAMES = st.sampled_from(["a", "b", "c", "d"])
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), NAMES, st.sampled_from(["tinyint", "float", "string"])),
+        st.tuples(st.just("widen"), NAMES, st.sampled_from(["smallint", "bigint", "double"])),
+        st.tuples(st.just("rename"), NAMES, NAMES),
+        st.tuples(st.just("drop"), NAMES, NAMES),
+    ),
+    max_size=8,
+)
+SAMPLES = {"tinyint": 1, "smallint": 300, "bigint": 1 << 40, "float": 0.5, "double": 0.1}
+
+
+@given(STEPS)
+def test_the_newest_version_reads_the_values_of_all(steps):
+    """Whatever steps were accepted: each version's values, with what they had in each column."""
+    versions, values = [], []
+    columns = [{"name": "id", "type": "bigint"}]
+    for step, name, to in [("add", "a", "tinyint"), *steps]:
+        tried = [dict(each) for each in columns]
+        found = next((each for each in tried if each["name"] == name), None)
+        if step == "add":
+            tried.append({"name": name, "type": to})
+        elif found is None:
+            continue
+        elif step == "drop":
+            tried.remove(found)
+        else:
+            found |= {"type": to} if step == "widen" else {"name": to}
+        try:
+            version = next_version(versions, json.dumps(tried))
+        except InvalidConfigError:
+            continue
+        if version in versions:
+            continue
+        versions.append(version)
+        columns = [{"id": c.id, "name": c.name, "type": c.type} for c in version.columns]
+        row = {c.name: SAMPLES.get(c.type, f"text {c.id}") for c in version.columns}
+        values.append((row, {c.id: row[c.name] for c in version.columns}))
+    read = value_by_schema(versions)
+    for row, by_id in values:
+        decoded = read(json.dumps(row).encode())
+        for column in versions[-1].columns:
+            assert decoded[column.name] == by_id.get(column.id)
 
 
 TYPES = st.recursive(

@@ -104,7 +104,7 @@ def run_pipeline(
         try:
             with stopped_by(stop):
                 queries = start_pipeline(spark, config)
-            with failure_noted(config.server, _groups(config, queries)):
+            with failure_noted(config.server, _groups(config, queries), stop):
                 wait_for_end(queries, server=config.server, report=report, stop=stop)
             break
         except UnavailableError as error:

@@ -1,11 +1,13 @@
 """Traces of real brokers: vector clocks on the links, and what they prove."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 
-from strandline.broker.cluster.trace import open_trace
-from strandline.errors import InvalidConfigError
+from strandline.broker.cluster.trace import open_trace, take_clock
+from strandline.core.replication.trace import Trace
+from strandline.errors import InvalidConfigError, InvalidRecordError
 from strandline.testing.shiviz import check_clocks, read_trace
 
 
@@ -34,6 +36,16 @@ async def test_a_commit_is_after_every_copy_of_it(cluster):
         ]
         assert commits[0].knows(synced[0]), host
     assert any(e.host != commits[0].host and ": leads" in e.what for e in events)
+
+
+def test_what_is_no_clock_is_rejected():
+    """It comes from a peer; the trace goes on without it."""
+    events = []
+    trace = Trace("broker-1.1", events.append)
+    take_clock(trace, SimpleNamespace(header=b"\x81\xa1b\x05"))
+    for header in (b"", b"\xc1", b"\x93", b"\x81\x01\x02"):
+        with pytest.raises(InvalidRecordError, match="not a clock"):
+            take_clock(trace, SimpleNamespace(header=header))
 
 
 def test_a_trace_needs_a_file_that_can_be_written(tmp_path):

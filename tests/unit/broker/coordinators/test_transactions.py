@@ -4,6 +4,7 @@ import pyarrow as pa
 import pytest
 
 from strandline.api.groups import GROUPS_STREAM
+from strandline.broker.coordinators import transactions
 from strandline.core.groups.transactions import PendingOffsets
 from strandline.errors import (
     BatchSupersededError,
@@ -131,6 +132,14 @@ async def test_a_transaction_is_aborted_when_its_time_is_over(
     assert broker.telemetry.transactions_open == 0
     with pytest.raises(TransactionAbortedError, match="5000 ms"):
         await ask.end("slow", who, is_commit=True)
+
+
+async def test_timeouts_are_counted_by_name_up_to_a_limit(broker, monkeypatch):
+    """A scrape does not grow with the names of producers."""
+    monkeypatch.setattr(transactions, "LABELS_MAX", 2)
+    for name in ("one", "two", "three", "two", "four"):
+        broker.transactions._count_timeout(name)
+    assert broker.telemetry.transactions_timed_out == {"one": 1, "two": 2, "others": 2}
 
 
 async def test_everything_is_known_again_after_a_crash(open_broker, make_stream, tx, kit, clock):

@@ -1,9 +1,10 @@
 """The pages of streams: the list, one stream, and the forms that create and delete."""
 
+import contextlib
 from typing import Any, Final
 from urllib.parse import quote
 
-from strandline.errors import InvalidRequestError
+from strandline.errors import InvalidRequestError, NotAllowedError
 from strandline.security.principal import INTERNAL_PREFIX
 from strandline.servers.http.console import formatting
 from strandline.servers.http.console.cluster_queries import StreamRow, stream_rows, stream_view
@@ -14,6 +15,7 @@ from strandline.servers.http.console.request import (
     Page,
     Redirect,
 )
+from strandline.values.schema import SchemaVersion
 
 SHOWN_MAX: Final = 200
 PARTITIONS_MAX_SHOWN: Final = 500
@@ -96,10 +98,19 @@ def stream_page(request: ConsoleRequest) -> Page:
         "hidden": max(0, len(view.partitions) - PARTITIONS_MAX_SHOWN),
         "rate": rates[view.row.config.name],
         "settings": settings_of(view.row),
+        "schema": _schema_of(request),
         "note": NOTES.get(request.query["note"], ""),
         "form": request.form,
     }
     return Page("stream.html", values)
+
+
+def _schema_of(request: ConsoleRequest) -> SchemaVersion | None:
+    """Return the newest version of a stream's schema; None to those who may not read it, too."""
+    with contextlib.suppress(NotAllowedError):
+        versions = request.client.schemas.list(request.path["name"])
+        return versions[-1] if versions else None
+    return None
 
 
 def settings_of(row: StreamRow) -> list[tuple[str, str]]:
