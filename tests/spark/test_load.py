@@ -279,3 +279,24 @@ def test_several_streams_become_one_table_by_either_engine(spark, log, tmp_path,
     headers = log.client.read(letters).read_all().column("headers").to_pylist()
     sources = sorted(dict(each)["Strandline-Source-Stream"].decode() for each in headers)
     assert sources == sorted([*load.config["streams"][:2] * 3, load.stream])
+
+
+@pytest.mark.parametrize("table_format", ["delta", "iceberg"])
+def test_a_compacted_stream_is_kept_by_either_engine(spark, log, tmp_path, table_format):
+    """Spark, local and Spark again over one table: the newest row of each key, deletes deleted."""
+    load = LoadPipeline(log, tmp_path, table_format, values="json", schema="id BIGINT, n BIGINT")
+    load.config |= {"mode": "upsert", "primary_key": ["id"]}
+    model = {}
+    for round_, engine in enumerate(["spark", "local", "spark"]):
+        for number in range(60 * round_, 60 * round_ + 60):
+            key = number * 7 % 25
+            value = None if number % 5 == 4 else b'{"id": %d, "n": %d}' % (key, number)
+            log.client.append(load.stream, value, key=b"%d" % key, partition=key % 2)
+            model.pop(key, None)
+            if value is not None:
+                model[key] = number
+        config = decode_pipeline(load.config | {"engine": engine})
+        run_local(config) if engine == "local" else run_pipeline(spark, config)
+        rows = load.table().select(["id", "n"]).to_pylist()
+        assert {row["id"]: row["n"] for row in rows} == model
+        assert len(rows) == len(model)

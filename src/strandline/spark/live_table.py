@@ -211,6 +211,11 @@ def _schema(
             )
         return own
     schema = decode_schema(state.arrow_schema)
+    if state.primary_key:
+        raise InvalidConfigError(
+            f"the rows of {table} are those of the primary key {', '.join(state.primary_key)}, and "
+            "the log has every change; read only the table"
+        )
     if not state.tracks_offsets:
         raise InvalidConfigError(
             f"{table} has no stream offsets, so it cannot be joined with the log; "

@@ -8,7 +8,7 @@ this module turns strings into values.
 
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, TypeVar, get_args
@@ -93,6 +93,8 @@ TABLE_OPTIONS = (
     "avroSchema",
     "avroWriterSchema",
     "deadLetters",
+    "primaryKey",
+    "envelope",
     "streamSchema",
     "server",
     "servers",
@@ -127,6 +129,8 @@ _ELSEWHERE = {
 }
 """Options of Kafka's source and others, which are not misspellings of ours."""
 TableFormat = Literal["parquet", "delta", "iceberg"]
+Envelope = Literal["none", "debezium"]
+"""Whether a value is a row, or an event with the row before and after."""
 ParseMode = Literal["FAILFAST", "PERMISSIVE", "DROPMALFORMED"]
 """What becomes of a value that cannot be decoded, in the words of Spark's sources."""
 PartitionBy = Literal["stream", "column"]
@@ -258,6 +262,9 @@ class TableOptions:
     """Whether values are decoded by the schema of ``stream``, as it is when a task begins."""
     dead_letters: str | None = None
     """The stream for values that cannot be decoded; None: they fail the query."""
+    primary_key: tuple[str, ...] = ()
+    """Columns by which records replace and delete rows; none: rows are appended."""
+    envelope: Envelope = "none"
     server: str | None = None
     stream: str | None = None
     """The stream being loaded: named in dead letters, and asked about missing offsets; None:
@@ -457,6 +464,9 @@ def parse_table_options(values: Mapping[str, str]) -> TableOptions:
     if value_format != "raw":
         options.required("valueSchema", "a Spark schema as JSON: the columns of the values")
     compression: Compression = options.choice("compression", get_args(Compression))
+    primary_key = tuple(filter(None, (options.text("primaryKey") or "").split(",")))
+    envelope: Envelope = options.choice("envelope", get_args(Envelope))
+    check_upsert(table_format, value_format, primary_key=primary_key, envelope=envelope)
     needs_server = any(options.text(name) for name in ("deadLetters", "server", "servers"))
     return TableOptions(
         path=options.required("path", "name the table's directory, as in .start('/data/flights')"),
@@ -478,10 +488,36 @@ def parse_table_options(values: Mapping[str, str]) -> TableOptions:
         avro_writer_schema=options.text("avroWriterSchema"),
         stream_schema=options.flag("streamSchema", default=False),
         dead_letters=options.text("deadLetters"),
+        primary_key=primary_key,
+        envelope=envelope,
         server=options.server() if needs_server else None,
         stream=options.text("stream"),
         stream_identity=options.text("streamIdentity"),
     )
+
+
+def check_upsert(
+    table_format: TableFormat,
+    values: ValueFormat,
+    *,
+    primary_key: Sequence[str],
+    envelope: Envelope,
+) -> None:
+    """Check that rows can be changed by a primary key, if one is given.
+
+    Raises:
+        InvalidConfigError: in plain Parquet, or events that are not decoded.
+    """
+    if primary_key and table_format == "parquet":
+        raise InvalidConfigError(
+            "a table of plain Parquet files takes no 'primaryKey': a listing of its directory "
+            "would show replaced and deleted rows; set option 'tableFormat' to delta or iceberg"
+        )
+    if envelope != "none" and (values not in ("json", "avro") or not primary_key):
+        raise InvalidConfigError(
+            f"option 'envelope' is {envelope}, whose events change rows by a primary key: set "
+            "'primaryKey', and 'values' to json or avro"
+        )
 
 
 def origin_metadata(options: ReadOptions) -> dict[str, dict[str, str]]:

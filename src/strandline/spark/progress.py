@@ -7,6 +7,7 @@ the next micro-batch, and a rejected one is not repeated. Must not know Spark.
 
 import contextlib
 import logging
+import threading
 from collections.abc import Iterable, Iterator
 
 from strandline.api.groups import METADATA_MAX
@@ -21,19 +22,30 @@ _TIMEOUT_S = 5.0
 
 
 @contextlib.contextmanager
-def failure_noted(server: str, groups: Iterable[str]) -> Iterator[None]:
-    """Commit the error that ends a pipeline: its groups show it until it commits progress again."""
+def failure_noted(server: str, groups: Iterable[str], stop: threading.Event) -> Iterator[None]:
+    """Commit the error that ends a pipeline; its groups show it until the pipeline runs again.
+
+    Args:
+        server: of the pipeline.
+        groups: to which it commits its progress.
+        stop: whether the user has stopped it: errors are of no interest then.
+    """
+    names = set(groups)
+    _note(server, names, "")
     try:
         yield
     except StrandlineError as error:
-        try:
-            for group in groups:
-                client_of(server).groups.commit(
-                    group, {}, metadata=str(error)[:METADATA_MAX], timeout_s=_TIMEOUT_S
-                )
-        except StrandlineError as failure:
-            logger.info("the error is not noted in its group: %s", failure)
+        if not stop.is_set():
+            _note(server, names, str(error)[:METADATA_MAX])
         raise
+
+
+def _note(server: str, groups: Iterable[str], text: str) -> None:
+    for group in groups:
+        try:
+            client_of(server).groups.commit(group, {}, metadata=text, timeout_s=_TIMEOUT_S)
+        except StrandlineError as error:
+            logger.info("whether the pipeline works is not noted in group %s: %s", group, error)
 
 
 class QueryProgress:

@@ -29,7 +29,7 @@ from strandline.spark.table_log import (
     live_files,
 )
 from strandline.spark.table_open import directory_of, existing_store
-from strandline.spark.table_store import TableStore
+from strandline.spark.table_store import Loaded, TableStore
 
 if TYPE_CHECKING:
     import pyarrow.dataset
@@ -143,6 +143,7 @@ def commit(
     *,
     garbage_age_ms: int,
     explain: Callable[[TableState | None, Proposal], Proposal] = lambda _, proposal: proposal,
+    prepare: Callable[[Loaded, Proposal], Proposal] = lambda _, proposal: proposal,
 ) -> bool:
     """Commit staged files, once.
 
@@ -150,6 +151,7 @@ def commit(
         store: the table.
         proposal: what to commit.
         explain: adds the stream's record counts where offsets are missing after a state.
+        prepare: makes of staged changes the files that are to be published after what was loaded.
         garbage_age_ms: older uncommitted staged files are removed on the way.
 
     Returns:
@@ -169,18 +171,26 @@ def commit(
             if not isinstance(decision, TableState):
                 # An attempt of ours whose answer was lost may have committed these very files.
                 if not (attempts and store.directory.in_place):
-                    store.directory.discard([file.staged for file in proposal.files])
+                    store.directory.discard(sorted(_staged(proposal)))
                 return False
             attempts += 1
-            if store.publish(loaded, decision, proposal):
+            prepared = prepare(loaded, proposal)
+            if store.publish(loaded, decision, prepared):
+                store.directory.discard(sorted(_staged(proposal) - _staged(prepared)))
                 store.collect_garbage(age_s=garbage_age_ms / 1000)
                 return True
+            if not store.directory.in_place:
+                store.directory.discard(sorted(_staged(prepared) - _staged(proposal)))
         except UnavailableError:
             # To decide anew is safe, also if the attempt takes effect later: its number is taken.
             pause_s = next(pauses_s, None)
             if pause_s is None:
                 raise
             time.sleep(pause_s)
+
+
+def _staged(proposal: Proposal) -> set[str]:
+    return {file.staged for file in [*proposal.files, *proposal.deletes]}
 
 
 def _files(path: str, storage: Storage) -> TableFiles:

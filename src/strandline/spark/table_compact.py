@@ -54,17 +54,19 @@ def compact(
     if len(small) <= files_max:
         return 0
     schema = decode_schema(state.arrow_schema)
-    chosen = [
-        file
-        for file in choose_files(small, files_max=files_max, file_bytes=file_bytes)
-        if _columns_of(store, loaded, file).equals(schema.remove_metadata())
-    ]
-    if len(chosen) < 2:
-        return 0
     settings = FileSettings(
-        schema=schema, prefix=_PREFIX, compression=compression, file_bytes=file_bytes
+        schema=schema,
+        prefix=_PREFIX,
+        compression=compression,
+        file_bytes=file_bytes,
+        is_summarized=False,
     )
-    staged = stage(store, _rows(store, loaded, chosen), settings)
+    chosen = choose_files(small, files_max=files_max, file_bytes=file_bytes)
+    merged: list[LiveFile] = []
+    staged = stage(store, _rows(store, loaded, chosen, schema=schema, merged=merged), settings)
+    if len(merged) < 2:
+        store.directory.discard([file.staged for file in staged.files])
+        return 0
     proposal = Proposal(
         txn_id=_PREFIX,
         batch=state.sequence,
@@ -72,12 +74,12 @@ def compact(
         arrow_schema=state.arrow_schema,
         tracks_offsets=state.tracks_offsets,
         stream=state.stream,
-        replaces=[file.path for file in chosen],
+        replaces=[file.path for file in merged],
     )
-    assert proposal.rows == sum(file.rows for file in chosen), (proposal.rows, chosen)
+    assert proposal.rows == sum(file.rows for file in merged), (proposal.rows, merged)
     following = msgspec.structs.replace(state, sequence=state.sequence + 1)
     if store.publish(loaded, following, proposal):
-        return len(chosen)
+        return len(merged)
     if not store.directory.in_place:
         store.directory.discard([file.staged for file in staged.files])
     return 0
@@ -104,12 +106,17 @@ def choose_files(files: Sequence[LiveFile], *, files_max: int, file_bytes: int) 
     return chosen
 
 
-def _columns_of(store: TableStore, loaded: Loaded, file: LiveFile) -> pa.Schema:
-    with usable(file.path), pq.ParquetFile(store.open_live(loaded, file)) as parquet:
-        return parquet.schema_arrow.remove_metadata()
-
-
-def _rows(store: TableStore, loaded: Loaded, files: Sequence[LiveFile]) -> Iterator[pa.RecordBatch]:
+def _rows(
+    store: TableStore,
+    loaded: Loaded,
+    files: Sequence[LiveFile],
+    *,
+    schema: pa.Schema,
+    merged: list[LiveFile],
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of those files that have these columns, and note the files."""
     for file in files:
         with usable(file.path), pq.ParquetFile(store.open_live(loaded, file)) as parquet:
-            yield from parquet.iter_batches()
+            if parquet.schema_arrow.remove_metadata().equals(schema.remove_metadata()):
+                merged.append(file)
+                yield from parquet.iter_batches()

@@ -49,6 +49,7 @@ from strandline.spark.table_log import (
 from strandline.spark.table_store import (
     Loaded,
     TableStore,
+    check_every,
     check_has_records,
     failure_kind,
     reason_of,
@@ -145,13 +146,14 @@ class DeltaStore(TableStore):
         """Append the files to the version after the one that was loaded."""
         schema = Schema.from_arrow(decode_schema(state.arrow_schema))
         if after.at is not None:
-            _check_writable(after.at, schema)
+            _check_writable(after.at, schema, replaces=bool(proposal.primary_key))
             schema = after.at.schema()
         self.directory.check_files_exist(proposal.files)
         named = [staged_name(file) for file in proposal.files]
         self.directory.place(named)
-        added = [_add_action(file, is_change=not proposal.replaces) for file in named]
-        removed = [RemoveAction(path, False, _now_ms()) for path in proposal.replaces]
+        is_change = proposal.changes_data
+        added = [_add_action(file, is_change=is_change) for file in named]
+        removed = [RemoveAction(path, is_change, _now_ms()) for path in proposal.replaces]
         properties = _properties(state, proposal)
         # A file of a failed commit keeps its name: the outcome is not always known.
         try:
@@ -197,19 +199,21 @@ class DeltaStore(TableStore):
             ) from error
         yield from dataset.to_batches(columns=names)
 
-    def live_files(self, loaded: Loaded) -> list[LiveFile]:
+    def live_files(self, loaded: Loaded, *, every: bool = False) -> list[LiveFile]:
         """Return the Parquet files of the version, unless some of their rows are deleted."""
         table: DeltaTable = loaded.at
-        if "deletionVectors" in (table.protocol().writer_features or ()):
-            return []
-        found = pa.table(table.get_add_actions(flatten=True)).select(
+        has_vectors = "deletionVectors" in (table.protocol().writer_features or ())
+        named = pa.table(table.get_add_actions(flatten=True)).select(
             ["path", "size_bytes", "num_records"]
         )
-        return [
+        found = [
             LiveFile(path=path, rows=rows, size_bytes=size)
-            for path, size, rows in zip(*(c.to_pylist() for c in found.columns), strict=True)
-            if rows is not None and path.startswith("part-") and "/" not in path
+            for path, size, rows in zip(*(c.to_pylist() for c in named.columns), strict=True)
+            if rows is not None and path.startswith("part-") and "/" not in path and not has_vectors
         ]
+        if every:
+            check_every(table.table_uri, len(found), named.num_rows)
+        return found
 
     def open_live(self, loaded: Loaded, file: LiveFile) -> Any:
         """Open a file of the table's directory."""
@@ -306,8 +310,8 @@ def _milliseconds(text: str) -> float | None:
     return None if moment.tzinfo is None else moment.timestamp() * 1000
 
 
-def _check_writable(table: DeltaTable, ours: Schema) -> None:
-    """Check that a table allows an append of rows of these columns.
+def _check_writable(table: DeltaTable, ours: Schema, *, replaces: bool = False) -> None:
+    """Check that a table allows an append of rows of these columns, or to replace some.
 
     Raises:
         InvalidRequestError: naming the required feature, and what to do.
@@ -320,6 +324,7 @@ def _check_writable(table: DeltaTable, ours: Schema) -> None:
     unknown = sorted(set(protocol.writer_features or ()) - _FEATURES)
     required = [f.name for f in theirs.values() if not f.nullable]
     mapping = metadata.configuration.get("delta.columnMapping.mode") or "none"
+    only_appends = replaces and metadata.configuration.get("delta.appendOnly") == "true"
     changed = [
         f"{name} {field.type}"
         for name, field in given.items()
@@ -332,6 +337,7 @@ def _check_writable(table: DeltaTable, ours: Schema) -> None:
         (unknown, "has the writer features {}, which this sink does not know"),
         (required, "has NOT NULL columns ({}), which this sink does not check"),
         ([mapping] if mapping != "none" else [], "maps its columns by {}"),
+        (["delta.appendOnly"] if only_appends else [], "takes only appends ({})"),
         (changed, "no longer has the columns {}"),
     ):
         if wrong:
@@ -372,6 +378,7 @@ def _state_by_transactions(table: DeltaTable) -> TableState | None:
         arrow_schema=encode_schema(_schema(table)),
         tracks_offsets=bool(offsets),
         offsets=offsets,
+        primary_key=None,
     )
     # A RESTORE leaves the application transactions as they are.
     check_has_records(table.table_uri, state, partial(_has_record, table))

@@ -162,8 +162,9 @@ class TableFiles(TableStore):
             with usable(file.path), pq.ParquetFile(self.open_live(loaded, file)) as parquet:
                 yield from parquet.iter_batches()
 
-    def live_files(self, loaded: Loaded) -> list[LiveFile]:
-        """Return what the manifests up to the loaded one name."""
+    def live_files(self, loaded: Loaded, *, every: bool = False) -> list[LiveFile]:
+        """Return what the manifests up to the loaded one name, which is all."""
+        del every
         return [
             LiveFile(path=file.name, rows=file.rows, size_bytes=file.size_bytes)
             for file in live_files(self._manifests_of(_manifest(loaded)))

@@ -48,6 +48,7 @@ from strandline.spark.table_store import (
     MissingTableError,
     TableDirectory,
     TableStore,
+    check_every,
     check_has_records,
     failure_kind,
     reason_of,
@@ -111,7 +112,7 @@ class IcebergStore(TableStore):
         paths = [self.directory.uri(file) for file in named]
         # A file of a failed commit keeps its name: the outcome is not always known.
         try:
-            with table.transaction() as transaction:
+            with _reached(self.name), table.transaction() as transaction:
                 transaction.set_properties({STATE_KEY: encode_state(state), _RETRIES_KEY: "0"})
                 if proposal.replaces:
                     _replace(
@@ -123,8 +124,6 @@ class IcebergStore(TableStore):
             return False
         except ValueError as error:  # the file does not fit the table
             raise _unwritable(table, reason=str(error).partition("\n")[0]) from error
-        except (CommitStateUnknownException, OSError) as error:
-            raise failure_kind(error)(f"the catalog of {self.name}: {reason_of(error)}") from error
         return True
 
     def scan(self, loaded: Loaded) -> Iterator[pa.RecordBatch]:
@@ -133,12 +132,15 @@ class IcebergStore(TableStore):
         names = decode_schema(loaded.state.arrow_schema).names
         yield from loaded.at.scan(selected_fields=tuple(names)).to_arrow_batch_reader()
 
-    def live_files(self, loaded: Loaded) -> list[LiveFile]:
+    def live_files(self, loaded: Loaded, *, every: bool = False) -> list[LiveFile]:
         """Return the Parquet files of the snapshot without deleted rows."""
-        return [
+        found = [
             LiveFile(path=f.file_path, rows=f.record_count, size_bytes=f.file_size_in_bytes)
             for f in _data_files(loaded.at)
         ]
+        if every:
+            check_every(self.name, len(found), len(list(loaded.at.scan().plan_files())))
+        return found
 
     def open_live(self, loaded: Loaded, file: LiveFile) -> Any:
         """Open a file at its location."""
@@ -159,16 +161,15 @@ class IcebergStore(TableStore):
         if table is None or max(ages_s, default=0) < age_s * 1.1:
             return 0
         try:
-            before = _all_paths(table)
-            oldest = datetime.fromtimestamp(now_s - age_s, UTC).replace(tzinfo=None)
-            table.maintenance.expire_snapshots().older_than(oldest).commit()
-            gone = before - _all_paths(table.refresh())
-            for path in gone:
-                table.io.delete(path)
+            with _reached(self.name):
+                before = _all_paths(table)
+                oldest = datetime.fromtimestamp(now_s - age_s, UTC).replace(tzinfo=None)
+                table.maintenance.expire_snapshots().older_than(oldest).commit()
+                gone = before - _all_paths(table.refresh())
+                for path in gone:
+                    table.io.delete(path)
         except CommitFailedException:
             return 0  # another commit came first; the next call does it
-        except (CommitStateUnknownException, OSError) as error:
-            raise UnavailableError(f"the snapshots of {self.name}: {reason_of(error)}") from error
         return len(gone)
 
 
@@ -385,9 +386,15 @@ def _load_table(name: str, catalog: Mapping[str, str], storage: Mapping[str, str
 
 @contextlib.contextmanager
 def _reached(name: str) -> Iterator[None]:
-    """Translate the errors of a catalog or object store that does not answer."""
+    """Translate the errors of a catalog or object store that does not answer.
+
+    Those of a catalog in a database are SQLAlchemy's, which is imported with such a catalog only.
+    """
     try:
         yield
-    except OSError as error:
-        reason = f"the catalog or metadata of {name}: {reason_of(error)}"
-        raise failure_kind(error)(reason) from error
+    except Exception as error:
+        is_of_database = type(error).__module__.startswith("sqlalchemy.")
+        if not (is_of_database or isinstance(error, CommitStateUnknownException | OSError)):
+            raise
+        reason = str(error).partition("\n")[0] if is_of_database else reason_of(error)
+        raise failure_kind(error)(f"the catalog or metadata of {name}: {reason}") from error

@@ -29,13 +29,21 @@ from strandline.spark.arrow import SparkCast, sized_batches
 from strandline.spark.options import TableOptions
 from strandline.spark.publication import Part, publish
 from strandline.spark.table import commit, committed_files, committed_schema
+from strandline.spark.table_changes import delete_schema
 from strandline.spark.table_compact import compact
 from strandline.spark.table_gaps import GapExplainer
 from strandline.spark.table_log import Proposal, decide, encode_schema, merge_ranges
 from strandline.spark.table_open import directory_of, open_store
 from strandline.spark.table_stage import FileSettings, StagedRows, stage, tracks_offsets
 from strandline.spark.table_store import usable
-from strandline.spark.table_values import Decoding, check_decoding, check_storable, value_schema
+from strandline.spark.table_upsert import Upsert
+from strandline.spark.table_values import (
+    Decoding,
+    check_changes,
+    check_decoding,
+    check_storable,
+    value_schema,
+)
 from strandline.spark.worker import micro_batch, settle
 from strandline.values.decode import check_distinct_names, decoded_schema
 
@@ -73,6 +81,7 @@ class TableCommitter:
         values = value_schema(options)
         self.schema = self.records if values is None else decoded_schema(self.records, values)
         check_distinct_names(self.schema)
+        check_changes(self.records, self.schema, options)
         self.store = open_store(options, self.schema)
         self.gaps = GapExplainer(options, schema)
 
@@ -82,13 +91,16 @@ class TableCommitter:
         self.store.create()
         context = TaskContext.get()
         where = f"{context.partitionId()}-{context.attemptNumber()}" if context else "0-0"
+        changes = bool(self.options.primary_key)
         with Decoding(self.options, self.schema, batch=(txn_id, batch)) as decoding:
+            decode = decoding.rows if self.options.values != "raw" else None
             settings = FileSettings(
                 schema=self.schema,
                 prefix=f"{txn_id[:8]}-{batch}-{where}",
                 compression=self.options.compression,
                 file_bytes=self.options.file_bytes,
-                decode=decoding.rows if self.options.values != "raw" else None,
+                decode=decoding.changes if changes else decode,
+                deletes=delete_schema(self.schema, self.options.primary_key) if changes else None,
                 by_stream=self.gaps.has_several,
             )
             gathered = sized_batches(batches)
@@ -108,6 +120,8 @@ class TableCommitter:
             tracks_offsets=tracks_offsets(self.records),
             dense=self.options.dense_offsets,
             stream=self.options.stream_identity,
+            primary_key=list(self.options.primary_key),
+            deletes=[file for message in staged for file in message.rows.deletes],
         )
         state = self.store.load().state
         # A batch without rows creates the table, so that readers get no rows instead of an error.
@@ -121,16 +135,24 @@ class TableCommitter:
                 assert self.options.server is not None
                 publish(self.options.server, letters, timeout_ms=_PUBLISH_TIMEOUT_MS)
             age_ms = self.options.garbage_age_ms
-            commit(self.store, proposal, garbage_age_ms=age_ms, explain=self.gaps.explain)
+            explain = self.gaps.explain
+            prepare = Upsert(
+                self.store,
+                compression=self.options.compression,
+                file_bytes=self.options.file_bytes,
+            )
+            commit(self.store, proposal, garbage_age_ms=age_ms, explain=explain, prepare=prepare)
             self._maintain()
 
     def _maintain(self) -> None:
-        """Merge small files if there are too many, and expire old snapshots then."""
-        if not self.options.compaction:
-            return
+        """Merge small files if there are too many, and expire old snapshots where files go."""
         try:
-            compression = self.options.compression
-            if compact(self.store, file_bytes=self.options.file_bytes, compression=compression):
+            compression, is_merged = self.options.compression, 0
+            if self.options.compaction:
+                is_merged = compact(
+                    self.store, file_bytes=self.options.file_bytes, compression=compression
+                )
+            if is_merged or self.options.primary_key:
                 self.store.expire(age_s=self.options.snapshot_age_ms / 1000)
         except UnavailableError as error:
             # The batch is committed. The next commit tries again.

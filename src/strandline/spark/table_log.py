@@ -92,6 +92,8 @@ class TableState(msgspec.Struct, frozen=True, kw_only=True):
     """The stream of the offsets, name and creation time; of several with commas between; None:
     unknown.
     """
+    primary_key: list[str] | None = []
+    """Columns by which records replace and delete rows; None: unknown."""
     restored: bool = False
     """Whether the table was restored to this state. Not stored: true until the next commit."""
 
@@ -125,10 +127,14 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     """Reject gaps within the batch and between it and the committed offsets."""
     stream: str | None = None
     """As in ``TableState``."""
+    primary_key: list[str] = []
+    """As in ``TableState``."""
+    deletes: list[DataFile] = []
+    """Files with keys of rows to delete."""
     stored: Ranges = {}
     """The stream's record counts for the spans that ``unexplained`` returns."""
     replaces: list[str] = []
-    """The paths of live files that ``files`` have the rows of: a merge adds no records."""
+    """The paths of live files whose rows, as far as they are left, are in ``files``."""
 
     @property
     def has_several(self) -> bool | None:
@@ -136,9 +142,14 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
         return isinstance(next(iter(self.ranges)), str) if self.ranges else None
 
     @property
+    def changes_data(self) -> bool:
+        """Return whether rows come or go, as by no merge of files."""
+        return bool(self.ranges) or not self.replaces
+
+    @property
     def rows(self) -> int:
         """Return the rows of all files."""
-        return sum(file.rows for file in self.files)
+        return sum(file.rows for file in [*self.files, *self.deletes])
 
 
 S = TypeVar("S", bound=TableState)
@@ -188,6 +199,7 @@ def decide(
         offsets=dict(sorted(offsets.items())),
         transactions=transactions | {proposal.txn_id: batch},
         stream=_joined_streams(last, proposal.stream),
+        primary_key=proposal.primary_key,
     )
 
 
@@ -419,6 +431,14 @@ def _check_same_schema(last: TableState, proposal: Proposal) -> None:
         raise InvalidRequestError(
             f"the columns ({_columns(given)}) differ from the table's ({_columns(wanted)}); write "
             "to another directory, or select the table's columns in its order and types"
+        )
+    if last.primary_key not in (None, proposal.primary_key):
+        theirs, ours = (
+            ", ".join(key) or "none" for key in (last.primary_key, proposal.primary_key)
+        )
+        raise InvalidRequestError(
+            f"the table's primary key is {theirs}, not {ours}: its rows are told apart by that; "
+            "load into another table, with a new checkpoint"
         )
     if proposal.tracks_offsets != last.tracks_offsets:
         raise InvalidRequestError("the table's columns partition and offset changed their meaning")

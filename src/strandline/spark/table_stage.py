@@ -8,13 +8,14 @@ nor whether the files will be committed.
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from strandline.errors import InvalidRecordError
+from strandline.spark.table_changes import Changes
 from strandline.spark.table_log import DataFile, Ranges, RangeSummary, merge_ranges
 from strandline.spark.table_store import TableStore, usable
 from strandline.values.decode import RECORD_PREFIX
@@ -36,8 +37,12 @@ class FileSettings:
     """A Parquet codec, or ``none``."""
     file_bytes: int = FILE_BYTES
     """Size at which a file is closed and another begun."""
-    decode: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None
-    """Decodes records to rows of the table; None: the records are the rows."""
+    decode: Callable[[pa.RecordBatch], pa.RecordBatch | Changes] | None = None
+    """Decodes records to rows of the table, or to changes; None: the records are the rows."""
+    deletes: pa.Schema | None = None
+    """The columns of deletes, if records are decoded to changes."""
+    is_summarized: bool = True
+    """Whether offset ranges of the rows are wanted."""
     by_stream: bool = False
     """Whether offsets are those of several streams, which the records name."""
 
@@ -47,6 +52,8 @@ class StagedRows:
     """The files and offset ranges that a task staged."""
 
     files: list[DataFile]
+    deletes: list[DataFile]
+    """Files with keys of rows to delete."""
     ranges: Ranges
     """Offsets of the input records."""
 
@@ -72,23 +79,29 @@ def stage(
         DiskFullError: no space is left for the files.
         UnavailableError: they cannot be written.
     """
-    writer = _RollingWriter(store, settings)
+    rows = _RollingWriter(store, settings)
+    deletes = _RollingWriter(store, replace(settings, schema=settings.deletes or settings.schema))
     found: list[Ranges] = []
     try:
         for batch in batches:
-            if tracks_offsets(batch.schema) and batch.num_rows:
+            if settings.is_summarized and tracks_offsets(batch.schema) and batch.num_rows:
                 found.append(summarize(batch, by_stream=settings.by_stream))
-            rows = batch if settings.decode is None else settings.decode(batch)
+            decoded = batch if settings.decode is None else settings.decode(batch)
             with usable(store.directory.scratch):
-                writer.write(rows)
+                if isinstance(decoded, Changes):
+                    deletes.write(decoded.deletes)
+                    decoded = decoded.rows
+                rows.write(decoded)
         with usable(store.directory.scratch):
-            writer.close()
+            rows.close()
+            deletes.close()
     except BaseException:
-        writer.discard()
+        rows.discard()
+        deletes.discard()
         raise
-    if writer.files:
+    if rows.files or deletes.files:
         store.directory.seal_names()
-    return StagedRows(files=writer.files, ranges=merge_ranges(found))
+    return StagedRows(files=rows.files, deletes=deletes.files, ranges=merge_ranges(found))
 
 
 def summarize(batch: pa.RecordBatch, *, by_stream: bool = False) -> Ranges:

@@ -39,7 +39,8 @@ COMMITS = f"{META_DIRECTORY}/commits"
 """The folder of a plain table's manifests."""
 _REASON_LENGTH = 500
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_FULL_TEXT = "No space left on device"
+_FULL_TEXTS = ("No space left on device", "database or disk is full")
+"""Also in errors of libraries, the second of SQLite."""
 _PLACED_GRACE_S = 600.0
 """Time for a reader that found a file in staging to open it before that name is removed."""
 
@@ -354,8 +355,16 @@ class TableStore(ABC):
         """
 
     @abstractmethod
-    def live_files(self, loaded: Loaded) -> list[LiveFile]:
-        """Return the data files of a table as it was loaded that a merge may replace."""
+    def live_files(self, loaded: Loaded, *, every: bool = False) -> list[LiveFile]:
+        """Return the data files of a table as it was loaded that a merge may replace.
+
+        Args:
+            loaded: the table.
+            every: all of its rows are needed.
+
+        Raises:
+            InvalidRequestError: some of them are in other files.
+        """
 
     @abstractmethod
     def open_live(self, loaded: Loaded, file: LiveFile) -> Any:
@@ -423,6 +432,21 @@ def check_has_records(
             )
 
 
+def check_every(name: str, found: int, files: int) -> None:
+    """Check that all files of a table can be replaced.
+
+    Raises:
+        InvalidRequestError: some cannot.
+    """
+    if found < files:
+        raise InvalidRequestError(
+            f"{files - found} files of table {name} have rows that were deleted in place, or are "
+            "of another kind, so that its rows cannot be changed by a primary key; rewrite the "
+            "table (in Delta: REORG TABLE ... APPLY (PURGE)), or load into another one, with a new "
+            "checkpoint"
+        )
+
+
 def local_path(path: str) -> Path:
     """Return the directory of a path or ``file:`` URI.
 
@@ -487,7 +511,7 @@ def usable(path: Path | str) -> Iterator[None]:
 
 def failure_kind(error: Exception) -> type[StrandlineError]:
     """Return our class for an error of a file system, also in the words of a library."""
-    if getattr(error, "errno", None) in _FULL or _FULL_TEXT in str(error):
+    if getattr(error, "errno", None) in _FULL or any(text in str(error) for text in _FULL_TEXTS):
         return DiskFullError
     return InvalidConfigError if isinstance(error, PermissionError) else UnavailableError
 
@@ -505,12 +529,15 @@ def replace_durably(path: Path, data: bytes) -> None:
 
     Errors as ``usable``.
     """
-    building = path.with_name(path.name + ".building")
-    with usable(path):
-        building.unlink(missing_ok=True)
+    # Two processes may do it at once: the name of one file for both would be a third content.
+    building = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
         write_durably(building, data)
-        building.rename(path)
-        sync_directory(path.parent)
+        with usable(path):
+            building.rename(path)
+    finally:
+        building.unlink(missing_ok=True)
+    sync_directory(path.parent)
 
 
 def sync_file(path: Path) -> None:

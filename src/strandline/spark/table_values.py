@@ -30,6 +30,12 @@ from strandline.spark.headers import ERROR, SOURCE_OFFSET, SOURCE_PARTITION, SOU
 from strandline.spark.options import TableFormat, TableOptions
 from strandline.spark.publication import Part, begin_stage
 from strandline.spark.rows import Fingerprint
+from strandline.spark.table_changes import (
+    ChangeDecoder,
+    Changes,
+    check_primary_key,
+    envelope_schema,
+)
 from strandline.spark.table_stage import tracks_offsets
 from strandline.values.decode import check_decodable, record_columns, value_decoder
 from strandline.values.schema import SchemaVersion
@@ -117,6 +123,25 @@ def check_decoding(records: pa.Schema, options: TableOptions) -> None:
         )
 
 
+def check_changes(records: pa.Schema, schema: pa.Schema, options: TableOptions) -> None:
+    """Check that records can change the rows of a table by its primary key, if it has one.
+
+    Args:
+        records: the columns of the records.
+        schema: of the table.
+        options: of the table.
+
+    Raises:
+        InvalidConfigError: they have no offsets, or the table no such columns.
+    """
+    if options.primary_key and not tracks_offsets(records):
+        raise InvalidConfigError(
+            "changes by 'primaryKey' are applied in the order of their records: rows need the "
+            "columns 'partition' of type int and 'offset' of type bigint"
+        )
+    check_primary_key(schema, options.primary_key)
+
+
 class Decoding:
     """Decodes the records of one task; leaving the context discards what was not finished.
 
@@ -132,16 +157,22 @@ class Decoding:
         self._txn_id, self._batch = f"{batch[0]}/dead-letters", batch[1]
         self._stage: StagedWrite | None = None
         self._letters = Fingerprint()
-        values = value_schema(options)
+        values, decode = value_schema(options), None
+        is_debezium = options.envelope == "debezium"
         if values is not None:
-            self._values = values
-            self._decode = value_decoder(
+            if is_debezium:
+                values = envelope_schema(values, has_wrapper=options.values == "json")
+            decode = value_decoder(
                 options.values,
                 values,
                 avro_schema=options.avro_schema,
                 avro_writer_schema=options.avro_writer_schema,
                 versions=_versions(options),
             )
+        self._decode = decode
+        self._changes = ChangeDecoder(
+            schema, options.primary_key, decode=decode, is_debezium=is_debezium
+        )
 
     def rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Decode records to rows of the table.
@@ -149,12 +180,20 @@ class Decoding:
         Raises:
             InvalidRecordError: a value cannot be decoded, and there is no dead-letter stream.
         """
+        assert self._decode is not None
         decoded = self._decode(batch.column("value"))
         if decoded.bad:
             self._refuse(batch, decoded.bad)
         columns = [column for _, column in record_columns(batch, decoded.sources)]
         columns += decoded.rows.flatten()
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def changes(self, batch: pa.RecordBatch) -> Changes:
+        """Decode records to changes by the primary key; errors as ``rows``."""
+        changes, bad = self._changes(batch)
+        if bad:
+            self._refuse(batch, bad)
+        return changes
 
     def __enter__(self) -> Self:
         return self
@@ -178,8 +217,9 @@ class Decoding:
     def _refuse(self, batch: pa.RecordBatch, bad: list[tuple[int, str]]) -> None:
         if self._options.dead_letters is None:
             place, reason = bad[0]
+            kind = "a change of a row" if self._options.primary_key else self._options.values
             raise InvalidRecordError(
-                f"the value of {_source(batch, place)} is not {self._options.values}: {reason}; "
+                f"the value of {_source(batch, place)} is not {kind}: {reason}; "
                 "name a stream for such values with the option 'deadLetters'"
             )
         if self._stage is None:

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import sqlite3
 from datetime import UTC, datetime
 
 import msgspec
@@ -9,10 +10,13 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, TableFeatures, write_deltalake
 from deltalake import Field as DeltaField
+from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.types import StringType
+from sqlalchemy.exc import OperationalError
 
 from strandline.errors import (
     DataLossError,
+    DiskFullError,
     InvalidConfigError,
     InvalidRequestError,
     UnavailableError,
@@ -276,7 +280,7 @@ def test_a_delta_commit_that_fails_without_a_race_is_not_tried_again(tmp_path, m
     assert lake.commit(lake.propose(rows(0, 0, 3)))
     staged, store = lake.propose(rows(0, 3, 5), batch=1), lake.store()
     track_rows(DeltaTable(lake.path))
-    monkeypatch.setattr("strandline.spark.table_delta._check_writable", lambda *_: None)
+    monkeypatch.setattr("strandline.spark.table_delta._check_writable", lambda *_, **__: None)
     with pytest.raises(UnavailableError):
         commit(store, staged, garbage_age_ms=DAY_MS)
 
@@ -522,3 +526,21 @@ def test_a_commit_while_a_delta_table_is_loaded_makes_it_load_again(tmp_path, mo
     loaded = lake.store().load()
     assert loaded.state.offsets == {0: 5}
     assert sum(batch.num_rows for batch in lake.store().scan(loaded)) == 5
+
+
+@pytest.mark.parametrize("method", ["commit_table", "load_table"])
+def test_a_full_disk_under_an_sql_catalog_is_named(tmp_path, monkeypatch, method):
+    """The error of the catalog's database is one of ours; once there is space, the load goes on."""
+    lake = Lake(tmp_path, "iceberg")
+    assert lake.commit(lake.propose(rows(0, 0, 3)))
+    staged, store = lake.propose(rows(0, 3, 5), batch=1), lake.store()
+
+    def fail(*args, **kwargs):
+        raise OperationalError("UPDATE", {}, sqlite3.OperationalError("database or disk is full"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SqlCatalog, method, fail)
+        with pytest.raises(DiskFullError, match=r"catalog or metadata of lake\.t.*disk is full"):
+            commit(store, staged, garbage_age_ms=DAY_MS)
+    assert lake.commit(staged)
+    assert lake.values() == expected(p0=5)

@@ -211,7 +211,10 @@ def test_lost_records_end_a_load(log):
     with pytest.raises(DataLossError, match="deleted before they were read"):
         run_local(decode_pipeline(log.config | load), report=drop)
     assert raised[0] > 1, "nothing was deleted"
+    [group] = [each.group for each in log.client.groups.list()]
+    assert "deleted before they were read" in log.client.groups.info(group).metadata
     run_local(decode_pipeline(log.config | load | {"fail_on_data_loss": False}))
+    assert log.client.groups.info(group).metadata == ""
     assert table_summary(str(log.directory / "big")).offsets == {0: 4}
 
 

@@ -1,5 +1,7 @@
 """The start of pipelines: rejections without leftovers, late Python processes, an old Spark."""
 
+import threading
+
 import pytest
 
 import strandline
@@ -112,3 +114,22 @@ def test_an_old_spark_is_rejected_by_name(monkeypatch, made):
     for version in ("4.2.0", "4.10.1", "5.0.0.dev1"):
         monkeypatch.setattr("pyspark.__version__", version)
         check_spark_version()
+
+
+@pytest.mark.parametrize("attempt", [1, run._STARTS])
+def test_a_pipeline_stopped_while_it_starts_says_so(monkeypatch, caplog, attempt):
+    """At its first attempt and at its last: nothing was committed."""
+    caplog.set_level("INFO")
+    stop, starts = threading.Event(), []
+
+    def start(spark, config):
+        starts.append(config)
+        if len(starts) == attempt:
+            stop.set()
+            raise UnavailableError("no broker answers")
+        raise UnavailableError("query q failed: Python worker failed to connect back. SQLSTATE")
+
+    monkeypatch.setitem(run._START, CopyPipeline, start)
+    run.run_pipeline(None, copy("127.0.0.1:1"), stop=stop)
+    assert len(starts) == attempt
+    assert caplog.text.count("stopped before the first batch: nothing was committed") == 1

@@ -1,5 +1,7 @@
 """How far a query has come, noted at a real broker as the positions of a group."""
 
+import threading
+
 import pytest
 
 import strandline
@@ -36,18 +38,26 @@ def test_what_a_query_has_reached_is_the_position_of_its_group(broker):
     assert [group.group for group in client.groups.list()] == ["a copy"]
 
 
-def test_the_error_that_ends_a_pipeline_is_shown_until_it_goes_on(broker):
-    """In each of its groups; that it cannot be noted hides no error."""
+def test_the_error_that_ends_a_pipeline_is_shown_until_it_runs_again(broker):
+    """In each of its groups; that it cannot be noted hides no error, nor does a stop."""
     url, client = broker
-    with pytest.raises(UnknownStreamError), failure_noted(url, ["a copy", "a load"]):
+    stop = threading.Event()
+    with pytest.raises(UnknownStreamError), failure_noted(url, ["a copy", "a load"], stop):
         raise UnknownStreamError("no stream 'orders'")
     assert [client.groups.info(each).metadata for each in ("a copy", "a load")] == [
         "no stream 'orders'"
     ] * 2
     progress(url, group="a copy").reached({0: 3})
     assert client.groups.info("a copy").metadata == ""
-    with pytest.raises(UnknownStreamError), failure_noted(url, ["x" * 4000]):
+    with failure_noted(url, ["a load", "a fresh one"], stop):
+        assert client.groups.info("a load").metadata == ""
+    assert "a fresh one" not in {each.group for each in client.groups.list()}
+    with pytest.raises(UnknownStreamError), failure_noted(url, ["x" * 4000], stop):
         raise UnknownStreamError("no stream 'orders'")
+    stop.set()
+    with pytest.raises(UnknownStreamError), failure_noted(url, ["a load"], stop):
+        raise UnknownStreamError("no stream 'orders'")
+    assert client.groups.info("a load").metadata == ""
 
 
 def test_the_same_place_is_noted_once(broker):

@@ -335,3 +335,17 @@ def test_a_killed_load_with_merges_takes_each_record_once(table_format, tmp_path
         assert len(seen) > 5
         assert all(count == offsets for count, offsets in seen)
         forget_client(str(url))
+
+
+def test_a_merge_opens_each_file_once(lake, monkeypatch):
+    """And those alone that it merges."""
+    for batch in range(6):
+        lake.commit(rows(0, batch, batch + 1), batch=batch)
+    store, opened = lake.store(), []
+    open_live = store.open_live
+    monkeypatch.setattr(
+        store, "open_live", lambda loaded, file: opened.append(file) or open_live(loaded, file)
+    )
+    assert compact(store, file_bytes=FILE_BYTES, files_max=4) == len(opened)
+    assert len({file.path for file in opened}) == len(opened)
+    assert lake.values() == expected(p0=6)

@@ -7,6 +7,7 @@ that what was done later may have come first; of a file that was never synced it
 
 import itertools
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -174,3 +175,18 @@ def test_a_replaced_file_is_the_old_one_or_the_new_one(tmp_path, power):
     allowed = {b"new"}
     power.cut()
     assert next(cuts) > 3
+
+
+def test_two_writers_of_one_file_do_not_disturb_each_other(tmp_path):
+    """Two loads with one checkpoint: each replacement is whole, and none fails."""
+    note = tmp_path / "note"
+    texts = [b"%d" % n * 2000 for n in range(2)]
+
+    def write(text):
+        for _ in range(50):
+            replace_durably(note, text)
+            assert note.read_bytes() in texts
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(write, texts))
+    assert [path.name for path in tmp_path.iterdir()] == ["note"]

@@ -193,6 +193,17 @@ def test_the_page_cache_is_asked_without_waiting(tmp_path):
         disk.close(fd)
 
 
+def test_a_system_that_does_not_tell_has_cached_nothing(tmp_path, monkeypatch):
+    """Who asks reads beside the loop then, as always."""
+    monkeypatch.setattr("strandline.storage.disk._NO_WAIT", None)
+    fd = Disk().open(tmp_path / "file", write=True, create=True)
+    try:
+        Disk().pwrite(fd, b"x", 0)
+        assert not Disk().is_cached(fd, 1, 0)
+    finally:
+        Disk().close(fd)
+
+
 def test_what_an_earlier_attempt_left_is_not_in_a_new_file(tmp_path):
     """A crash may have left a longer one under the name that is not durable yet."""
     path = tmp_path / "file"

@@ -92,9 +92,11 @@ class LogOffsetStore:
         known = self.read(group)
         return {name: known[name] for name in partitions if name in known}
 
-    def commit(self, group: str, offsets: Offsets, owner: Owner, *, metadata: str = "") -> None:
+    def commit(
+        self, group: str, offsets: Offsets, owner: Owner, *, metadata: str | None = None
+    ) -> None:
         """Commit offsets; see ``OffsetStore``. ``metadata`` is shown until the next commit."""
-        if not offsets and not metadata:
+        if not offsets and metadata is None:
             return
         self._commits += 1
         body = wire.CommitOffsets(
@@ -103,7 +105,7 @@ class LogOffsetStore:
             member=owner.member,
             epoch=owner.epoch,
             number=self._commits,
-            metadata=metadata,
+            metadata=metadata or "",
         )
         self._coordinator.ask(wire.COMMIT_OFFSETS, body, timeout_s=self._timeout_s)
 

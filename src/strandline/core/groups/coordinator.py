@@ -271,6 +271,8 @@ class GroupCoordinator:
         else:
             self._check_room(request.group)
         self._check_transaction(group, request)
+        if not request.positions and request.metadata == group.metadata:
+            return
         is_numbered = bool(request.member and request.number)
         committed = {request.member: request.number} if is_numbered else {}
         begun = self._begun(group, request.positions)

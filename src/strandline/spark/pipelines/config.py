@@ -64,6 +64,14 @@ class LoadPipeline(Common, frozen=True, kw_only=True, tag="load"):
     schema. Without it the columns of JSON and Arrow values are inferred once, before the first
     commit.
     """
+    mode: Literal["append", "upsert"] = "append"
+    """Whether records become rows, or replace and delete rows by ``primary_key``."""
+    primary_key: list[Name] = []
+    """For ``upsert``: columns of the table, in Delta Lake and Iceberg. A record without a value, or
+    an event that says so, deletes a row.
+    """
+    envelope: Literal["none", "debezium"] = "none"
+    """For ``upsert``: whether values are rows, or Debezium's events."""
     writer_schema: str | None = None
     """The Avro schema that values were written with, if different from ``schema``."""
     dead_letters: str | None = None

@@ -37,6 +37,7 @@ _KEYS = {
     "maxRecordsPerTrigger": "batch_records_max",
     "maxTriggerDelayMs": "batch_delay_ms_max",
     "minBytesPerTrigger": "batch_bytes_min",
+    "primaryKey": "primary_key",
     "snapshotAgeMs": "snapshot_age_ms",
     "startingOffsets": "starting_offsets",
     "tableFormat": "format",

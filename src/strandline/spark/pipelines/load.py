@@ -19,12 +19,13 @@ from pyspark.sql.types import StructType
 
 from strandline.errors import InvalidConfigError
 from strandline.spark.connection import client_of, schema_versions, stream_state
-from strandline.spark.options import ReadOptions
+from strandline.spark.options import ReadOptions, check_upsert
 from strandline.spark.pipelines.config import LoadPipeline
 from strandline.spark.pipelines.outputs import stream_of
 from strandline.spark.pipelines.queries import read_stream, triggered
 from strandline.spark.planning import keyed
 from strandline.spark.session import wait_for_sources
+from strandline.spark.table_changes import rows_of_events
 from strandline.spark.table_log import TableState, check_same_stream, decode_schema
 from strandline.spark.table_open import existing_store, is_object_url
 from strandline.spark.table_store import Loaded, MissingTableError, TableStore, local_path
@@ -117,6 +118,15 @@ def check_load(config: LoadPipeline) -> None:
         )
     if config.writer_schema and config.values != "avro":
         raise InvalidConfigError(f"'writer_schema' is for Avro, and 'values' is {config.values}")
+    if (config.mode == "upsert") != bool(config.primary_key):
+        raise InvalidConfigError(
+            "'mode' is upsert, and 'primary_key' does not say by which columns"
+            if config.mode == "upsert"
+            else "'primary_key' is for 'mode: upsert', and rows are appended"
+        )
+    check_upsert(
+        config.format, config.values, primary_key=config.primary_key, envelope=config.envelope
+    )
     if config.dead_letters:
         stream_of(config.server, config.dead_letters)  # raises now, not at the first invalid value
 
@@ -172,6 +182,8 @@ def open_load(config: LoadPipeline, read: ReadOptions) -> tuple[str, TableStore 
 
 
 def _start_one(spark: SparkSession, config: LoadPipeline, load: PreparedLoad) -> StreamingQuery:
+    # The keys of a batch of changes are compared in memory.
+    is_upsert = config.mode == "upsert"
     records = read_stream(
         spark,
         config,
@@ -179,7 +191,7 @@ def _start_one(spark: SparkSession, config: LoadPipeline, load: PreparedLoad) ->
         name=load.name,
         output=_output_of(config, load.path),
         startingOffsets=load.starting_offsets,
-        maxBytesPerTrigger=config.batch_bytes_max,
+        maxBytesPerTrigger=config.batch_bytes_max or (config.file_bytes if is_upsert else None),
         minBytesPerTrigger=config.batch_bytes_min,
         maxTriggerDelayMs=config.batch_delay_ms_max,
     )
@@ -229,6 +241,10 @@ def table_options(
         options["stream"] = read.stream
     if config.compaction is not None:
         options["compaction"] = str(config.compaction)
+    if config.primary_key:
+        options["primaryKey"] = ",".join(config.primary_key)
+    if config.envelope != "none":
+        options["envelope"] = config.envelope
     if config.dead_letters:
         options["deadLetters"] = config.dead_letters
     if config.values == "avro":
@@ -271,10 +287,14 @@ def _local_commits(state: TableState | None) -> int:
 def _stream_versions(config: LoadPipeline, read: ReadOptions) -> Sequence[SchemaVersion]:
     """Return the versions of the schema of a stream; none if a file has one, or several streams.
 
+    None of Debezium's events either, which are not the rows.
+
     Raises:
         InvalidConfigError: it is of other values.
     """
     if config.schema or config.values not in ("json", "avro") or read.stream is None:
+        return ()
+    if config.envelope != "none":
         return ()
     return schema_versions(
         config.server, read.stream, kind=config.values, timeout_ms=_RETRY_TIMEOUT_MS
@@ -313,10 +333,15 @@ def _value_schema(
     if config.values == "avro":
         from strandline.values.avro import arrow_schema_of
 
-        return from_arrow_schema(arrow_schema_of(config.schema))
+        columns = arrow_schema_of(config.schema)
+        if config.envelope == "debezium":
+            columns = _row_of(columns)
+        return from_arrow_schema(columns)
     if config.schema:
         return _columns_of(config.schema)
     sample = _sample(read)
+    if config.envelope == "debezium":
+        sample = pa.array(rows_of_events(sample.to_pylist()), pa.binary())
     if config.values == "json":
         return from_arrow_schema(infer_json_schema(sample))
     return from_arrow_schema(_schema_of_arrow(sample, streams_of(read)))
@@ -342,6 +367,20 @@ def _check_same_columns(config: LoadPipeline, columns: StructType) -> None:
             f"commit: {_described(wanted)}; write that, or load into another table with a new "
             "checkpoint"
         )
+
+
+def _row_of(event: pa.Schema) -> pa.Schema:
+    """Return the columns of the row in Debezium's events of an Avro schema.
+
+    Raises:
+        InvalidConfigError: it is no such schema.
+    """
+    row = event.field("after").type if "after" in event.names else pa.null()
+    if not pa.types.is_struct(row):
+        raise InvalidConfigError(
+            "'schema' is no schema of Debezium's events: it has no record 'after'"
+        )
+    return pa.schema(list(row))
 
 
 def _columns_of(schema: str) -> StructType:

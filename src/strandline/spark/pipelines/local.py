@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ from strandline.spark.planning import (
     waiting_bytes,
     with_added,
 )
-from strandline.spark.progress import QueryProgress
+from strandline.spark.progress import QueryProgress, failure_noted
 from strandline.spark.source import StrandlineSource
 from strandline.spark.table_io import StagedFiles, TableCommitter
 from strandline.spark.table_log import TableState
@@ -116,6 +116,16 @@ def run_local(
 def _run(config: LoadPipeline, report: Report | None, stop: threading.Event) -> None:
     check_load(config)
     loads = [LocalLoad(config, prepare_load(config, each), stop) for each in reads_of(config)]
+    with failure_noted(config.server, [load.group for load in loads], stop):
+        _step_until_over(config, loads, report, stop)
+
+
+def _step_until_over(
+    config: LoadPipeline,
+    loads: Sequence["LocalLoad"],
+    report: Report | None,
+    stop: threading.Event,
+) -> None:
     while not stop.is_set():
         began_s = time.monotonic()
         moved = [load.step(report) for load in loads]
@@ -141,12 +151,14 @@ class LocalLoad:
     def __init__(self, config: LoadPipeline, load: PreparedLoad, stop: threading.Event) -> None:
         self._config = config
         self._name = load.name
+        self.group = config.group or load.name
+        """To which it commits its progress."""
         self._stop = stop
         read = {
             "server": config.server,
             "startingOffsets": load.starting_offsets or config.starting_offsets,
             "failOnDataLoss": str(config.fail_on_data_loss),
-            "group": config.group or load.name,
+            "group": self.group,
             **source_options(load.read),
         }
         self.options = parse_read_options(read, streaming=True)
@@ -260,7 +272,8 @@ class LocalLoad:
                 staged.append(self._table.stage(rows, txn_id=plan.txn_id, batch=plan.batch))
         except BaseException:
             for each in staged:
-                self._table.store.directory.discard([file.staged for file in each.rows.files])
+                files = [*each.rows.files, *each.rows.deletes]
+                self._table.store.directory.discard([file.staged for file in files])
             raise
         self._table.commit(staged)
         records = sum(found.rows for each in staged for found in each.rows.ranges.values())

@@ -100,12 +100,11 @@ def run_pipeline(
     queries: list[StreamingQuery] = []
     for left in reversed(range(_STARTS)):
         if stop.is_set():
-            logger.info("stopped before the first batch: nothing was committed")
-            break
+            continue
         try:
             with stopped_by(stop):
                 queries = start_pipeline(spark, config)
-            with failure_noted(config.server, _groups(config, queries)):
+            with failure_noted(config.server, _groups(config, queries), stop):
                 wait_for_end(queries, server=config.server, report=report, stop=stop)
             break
         except UnavailableError as error:
@@ -114,6 +113,8 @@ def run_pipeline(
             if not is_late_worker(error) or left == 0:
                 raise
             logger.warning("%s: starting it again", error.message)
+    else:
+        logger.info("stopped before the first batch: nothing was committed")
 
 
 def _groups(config: Pipeline, queries: list[StreamingQuery]) -> set[str]:

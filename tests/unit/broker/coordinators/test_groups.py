@@ -299,3 +299,11 @@ async def test_a_question_creates_no_stream(broker):
     assert GROUPS_STREAM not in broker.image.streams
     await broker.groups.commit("g", {"s": {0: 1}}, number=1)
     assert await broker.groups.groups() == {"g": 0}
+
+
+async def test_consumers_are_the_groups_of_consumers_with_the_prefix(broker):
+    """Neither groups of other consumers nor other groups with it."""
+    for name in ("c/s/one", "c/s/two", "c/t/other"):
+        await broker.groups.keep_consumer(name, {"s": {0: 0}}, "{}", epoch=1, is_new=True)
+    await broker.groups.commit("c/s/plain", {"s": {0: 1}})
+    assert sorted(await broker.groups.consumers("c/s/")) == ["c/s/one", "c/s/two"]

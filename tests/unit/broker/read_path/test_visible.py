@@ -61,6 +61,15 @@ def test_a_reader_gets_what_is_visible_and_no_empty_read_before_the_end(hidden, 
     assert len(log.reads) < 12
 
 
+def test_one_read_may_have_several_stretches():
+    """What is hidden lies between them, or around them."""
+    for hidden in ((2,), (1, 4), (0, 2, 5), (3, 4)):
+        log = FakeLog(6, hidden, batches_a_read=6)
+        found = read_visible(log, 0, 1 << 20, below=6, counts=always_counts)
+        assert offsets(found) == [each for each in range(6) if each not in hidden]
+        assert log.reads == [0]
+
+
 def test_the_time_of_a_batch_is_read_from_its_header():
     """None where there is none yet, or it cannot be read: reading it says why."""
     log = FakeLog(3, ())

@@ -3,15 +3,18 @@
 from types import SimpleNamespace
 
 import pyarrow as pa
+import pytest
 
 from strandline.broker.write_path.pending import (
     CHUNK_BYTES_MAX,
+    CommitWaiter,
     PendingArrowBatch,
     PendingQueue,
     PendingRecords,
 )
+from strandline.errors import UnavailableError
 from strandline.record.codec import BATCH_RECORDS_MAX, Stamp, decode_batches
-from strandline.types import Offset
+from strandline.types import Offset, PartitionName
 
 
 def rows(chunk):
@@ -105,3 +108,15 @@ def test_a_group_commit_takes_up_to_its_limits_and_at_least_one():
         assert (size, records) == (100 * count, 2 * count)
         assert len(queue.batches) == 3 - count
         assert (queue._open is None) is (count == 3)
+
+
+async def test_who_waits_for_one_append_is_told_once():
+    """Its offset or its error; what comes later changes nothing."""
+    stored, refused, error = CommitWaiter(), CommitWaiter(), UnavailableError("full")
+    stored.acked("t", PartitionName("s", 0), 7, duplicate=False)
+    stored.rejected("t", error)
+    refused.rejected("t", error)
+    refused.acked("t", PartitionName("s", 0), 7, duplicate=False)
+    assert await stored.wait() == 7
+    with pytest.raises(UnavailableError, match="full"):
+        await refused.wait()

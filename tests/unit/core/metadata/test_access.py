@@ -64,6 +64,9 @@ def test_there_is_a_limit_to_rules_and_tokens(monkeypatch):
     _, rules = apply_entry(MetadataImage(), Grant((READ, PUBLISH)))
     _, tokens = apply_entry(MetadataImage(), AddToken(TOKEN))
     assert (rules.reason, tokens.reason) == ("limit", "limit")
+    monkeypatch.setattr(access, "TOKENS_MAX", 1)
+    assert apply_entry(MetadataImage(), Grant((READ,)))[1].is_applied
+    assert apply_entry(MetadataImage(), AddToken(TOKEN))[1].is_applied
 
 
 def test_a_token_is_kept_by_its_hash_and_revoked_by_its_id():

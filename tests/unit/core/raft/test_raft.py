@@ -419,6 +419,7 @@ def test_one_ready_at_a_time():
     ("terms", "prev", "hint"),
     [
         ((1, 1, 4, 4, 4), (5, 3), 2),  # terms that the leader lacks
+        ((1, 4, 4, 4, 4), (5, 3), 1),
         ((1, 1, 1), (7, 3), 3),  # all that there is may agree
         ((1, 2, 2), (3, 3), 2),  # the one before
         ((1, 2, 3), (2, 1), 1),

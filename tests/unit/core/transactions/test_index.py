@@ -74,6 +74,19 @@ def test_what_retention_has_removed_is_forgotten():
     assert index.is_aborted(9, 18)
 
 
+def test_a_producer_keeps_what_readers_may_still_meet():
+    """Its earlier transactions are forgotten without it."""
+    index = TransactionIndex(0)
+    for number in range(3):
+        index.note(BEGIN, TransactionalProducer(1, number), 10 * number)
+        index.note(ABORT, TransactionalProducer(1, number), 10 * number + 5)
+    index.forget_below(6)
+    assert [index.is_aborted(1, at) for at in (1, 11, 21)] == [False, True, True]
+    index.forget_below(26)
+    assert index.aborted_count == 0
+    assert not any(index.is_aborted(1, at) for at in range(30))
+
+
 def test_few_producers_are_remembered(monkeypatch):
     """Those that ended longest ago are forgotten."""
     monkeypatch.setattr(index_module, "ENDED_MAX", 2)

@@ -1,0 +1,265 @@
+"""Changes of rows by their primary key, decoded from the records of a compacted or CDC stream.
+
+Rules: a record with a value keeps a row, one without (a tombstone) deletes the row of its key, and
+an event in Debezium's envelope does either, by its ``op``. The key of a deleted row is in the
+event, or is the record's own: a JSON object with the columns of the primary key, or the value of a
+single one. Whole batches are decoded at once. Must not know Spark, files or the broker.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strandline.errors import InvalidConfigError
+from strandline.values.decode import (
+    RECORD_COLUMNS,
+    RECORD_PREFIX,
+    Decoded,
+    record_columns,
+    value_decoder,
+)
+
+_PLACE = ("stream", "partition", "offset")
+_KEPT = ("c", "r", "u")
+"""Debezium's operations that leave a row: created, read in a snapshot, updated."""
+_DELETED = "d"
+_NO_KEY = "it deletes a row, and no key says which"
+_REASON_CHARACTERS = 200
+
+Bad = list[tuple[int, str]]
+"""Records of a batch that are no changes, with the reasons."""
+
+
+class Changes(NamedTuple):
+    """Rows to keep, and keys of rows to delete."""
+
+    rows: pa.RecordBatch
+    """With the columns of the table."""
+    deletes: pa.RecordBatch
+    """With those of ``delete_schema``."""
+
+
+class _Keys(NamedTuple):
+    """Primary keys, as far as they are in values, and the records that they are of."""
+
+    columns: dict[str, pa.Array]
+    sources: list[int]
+
+
+def delete_schema(schema: pa.Schema, primary_key: Sequence[str]) -> pa.Schema:
+    """Return the columns of deletes: the primary key, and the place of the record."""
+    names = dict.fromkeys([*primary_key, *place_columns(schema)])
+    return pa.schema([schema.field(name) for name in names])
+
+
+def place_columns(schema: pa.Schema) -> list[str]:
+    """Return the columns of a table that say in which order its records came."""
+    prefix = RECORD_PREFIX if f"{RECORD_PREFIX}offset" in schema.names else ""
+    return [f"{prefix}{name}" for name in _PLACE if f"{prefix}{name}" in schema.names]
+
+
+def check_primary_key(schema: pa.Schema, primary_key: Sequence[str]) -> None:
+    """Check that rows can be told apart by these columns.
+
+    Raises:
+        InvalidConfigError: one is no column of the table, or its type has no exact equality.
+    """
+    for name in primary_key:
+        if name not in schema.names:
+            raise InvalidConfigError(
+                f"'primaryKey' names '{name}', but the table has: {', '.join(schema.names)}"
+            )
+        kind = schema.field(name).type
+        if pa.types.is_nested(kind) or pa.types.is_floating(kind):
+            raise InvalidConfigError(f"column '{name}' is {kind}, which cannot be a primary key")
+
+
+def envelope_schema(columns: pa.Schema, *, has_wrapper: bool) -> pa.Schema:
+    """Return the fields of Debezium's events.
+
+    Args:
+        columns: of the rows.
+        has_wrapper: whether an event may be the ``payload`` beside its ``schema``.
+    """
+    row = pa.struct([field.with_nullable(True) for field in columns])
+    event = [pa.field("before", row), pa.field("after", row), pa.field("op", pa.string())]
+    return pa.schema([*event, pa.field("payload", pa.struct(event))] if has_wrapper else event)
+
+
+def rows_of_events(values: Iterable[bytes | None]) -> list[bytes]:
+    """Return the rows in Debezium's events of JSON, of which columns are inferred."""
+    found = []
+    for value in values:
+        try:
+            event = json.loads(value or b"null")
+        except ValueError:
+            continue  # becomes a dead letter
+        event = (event.get("payload") or event) if isinstance(event, dict) else {}
+        found += [json.dumps(row).encode() for row in [event.get("after")] if row]
+    return found
+
+
+class ChangeDecoder:
+    """Decodes records to changes.
+
+    Args:
+        schema: of the table.
+        primary_key: its columns.
+        decode: decodes values, to ``envelope_schema`` if they are Debezium's; None: they stay.
+        is_debezium: whether they are.
+    """
+
+    def __init__(
+        self,
+        schema: pa.Schema,
+        primary_key: Sequence[str],
+        *,
+        decode: Callable[[pa.Array], Decoded] | None,
+        is_debezium: bool = False,
+    ) -> None:
+        self._schema = schema
+        self._primary_key = list(primary_key)
+        self._decode = decode
+        self._is_debezium = is_debezium
+        self._deletes = delete_schema(schema, primary_key)
+        own = {f"{RECORD_PREFIX}{name}" for name in RECORD_COLUMNS}
+        self._in_values = [schema.field(name) for name in primary_key if name not in own]
+
+    def __call__(self, batch: pa.RecordBatch) -> tuple[Changes, Bad]:
+        """Return the changes of a batch, and its records that are none."""
+        bad: Bad = []
+        # Rows that a query computed have no value, and delete nothing.
+        has_value = "value" in batch.schema.names
+        is_gone = batch.column("value").is_null() if has_value else _repeat(False, batch.num_rows)
+        places = pa.array(range(batch.num_rows), pa.int64())
+        kept, gone = places.filter(pc.invert(is_gone)), places.filter(is_gone).to_pylist()
+        if self._decode is None:
+            rows = self._whole(batch.take(kept), kept.to_pylist(), bad)
+            deleted = batch.select(self._deletes.names).take(pa.array(gone, pa.int64()))
+            return Changes(rows, self._whole(deleted, gone, bad)), bad
+        decoded = self._decode(batch.column("value").take(kept))
+        bad += [(kept[place].as_py(), reason) for place, reason in decoded.bad]
+        sources = kept.take(pa.array(decoded.sources, pa.int64())).to_pylist()
+        values, keys = decoded.rows, list[_Keys]()
+        if self._is_debezium:
+            values, sources, keys, more = self._of_events(values, sources, bad)
+            gone += more
+        columns = [column for _, column in record_columns(batch, sources)] + values.flatten()
+        rows = pa.RecordBatch.from_arrays(columns, schema=self._schema)
+        keys.append(self._of_records(batch, gone, bad))
+        deletes = [self._whole(self._deleted(batch, each), each.sources, bad) for each in keys]
+        return Changes(self._whole(rows, sources, bad), pa.concat_batches(deletes)), bad
+
+    def _of_events(
+        self, events: pa.StructArray, sources: list[int], bad: Bad
+    ) -> tuple[pa.StructArray, list[int], list[_Keys], list[int]]:
+        """Return the rows of events and their records, and what events delete.
+
+        That is the keys in events, and the records whose own key it is.
+        """
+        before, after, op = _unwrapped(events)
+        places = pa.array(sources, pa.int64())
+        is_kept = pc.and_(pc.is_in(op, pa.array(_KEPT)), after.is_valid())
+        is_delete = pc.equal(op, _DELETED).fill_null(False)
+        for place in pc.indices_nonzero(pc.invert(pc.or_(is_kept, is_delete))).to_pylist():
+            reason = f"no event of a row: its op is {op[place]}, and its row {after[place]}"
+            bad.append((sources[place], reason[:_REASON_CHARACTERS]))
+        old, new = _columns(before), _columns(after)
+        names = [field.name for field in self._in_values]
+        is_known = _all([old[name].is_valid() for name in names], len(op))
+        # An update of the key itself leaves a row under the old one.
+        other = [pc.not_equal(old[name], new[name]).fill_null(False) for name in names]
+        is_moved = pc.and_(is_kept, reduce(pc.or_, other, _repeat(False, len(op))))
+        in_event = pc.and_(is_known, pc.or_(is_delete, is_moved))
+        if not names:
+            in_event = _repeat(False, len(op))
+        in_record = pc.and_(is_delete, pc.invert(in_event))
+        columns = {name: old[name].filter(in_event) for name in names}
+        return (
+            after.filter(is_kept),
+            places.filter(is_kept).to_pylist(),
+            [_Keys(columns, places.filter(in_event).to_pylist())],
+            places.filter(in_record).to_pylist(),
+        )
+
+    def _of_records(self, batch: pa.RecordBatch, gone: list[int], bad: Bad) -> _Keys:
+        """Return the primary keys in the keys of records."""
+        if not self._in_values or not gone:
+            return _Keys({field.name: pa.nulls(0, field.type) for field in self._in_values}, gone)
+        keys: list[bytes | None] = [None] * len(gone)
+        if "key" in batch.schema.names:
+            keys = batch.column("key").take(pa.array(gone)).to_pylist()
+        bad += [(place, _NO_KEY) for place, key in zip(gone, keys, strict=True) if key is None]
+        given = [(place, key) for place, key in zip(gone, keys, strict=True) if key is not None]
+        row = pa.struct(self._in_values)
+        schema = pa.schema([*self._in_values, pa.field("payload", row)])
+        texts = pa.array([self._as_object(key) for _, key in given], pa.binary())
+        decoded = value_decoder("json", schema)(texts)
+        bad += [(given[place][0], f"its key: {reason}") for place, reason in decoded.bad]
+        *plain, payload = decoded.rows.flatten()
+        inner = payload.flatten()
+        columns = {
+            field.name: pc.coalesce(*pair)
+            for field, *pair in zip(self._in_values, plain, inner, strict=True)
+        }
+        return _Keys(columns, [given[place][0] for place in decoded.sources])
+
+    def _as_object(self, key: bytes) -> bytes:
+        """Return a key as a JSON object; that of a single column may be its value."""
+        if len(self._in_values) > 1 or key.lstrip().startswith(b"{"):
+            return key
+        [field] = self._in_values
+        name = json.dumps(field.name).encode()
+        is_text = not (pa.types.is_integer(field.type) or pa.types.is_boolean(field.type))
+        if is_text and not key.startswith(b'"'):
+            # Of what is not UTF-8 half a character is left, which no JSON has.
+            key = json.dumps(key.decode("utf-8", "surrogateescape")).encode()
+        return b"{%b:%b}" % (name, key)
+
+    def _deleted(self, batch: pa.RecordBatch, keys: _Keys) -> pa.RecordBatch:
+        found = dict(record_columns(batch, keys.sources)) | keys.columns
+        arrays = [found[name] for name in self._deletes.names]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._deletes)
+
+    def _whole(self, rows: pa.RecordBatch, sources: list[int], bad: Bad) -> pa.RecordBatch:
+        """Return the rows that have a primary key; the records of others are bad."""
+        has_key = _all([rows.column(name).is_valid() for name in self._primary_key], rows.num_rows)
+        without = {sources[place] for place in pc.indices_nonzero(pc.invert(has_key)).to_pylist()}
+        if not without:
+            return rows
+        key = ", ".join(self._primary_key)
+        bad += [
+            (place, f"a column of its primary key ({key}) is null") for place in sorted(without)
+        ]
+        return rows.filter(pa.array([place not in without for place in sources]))
+
+
+def _unwrapped(events: pa.StructArray) -> tuple[pa.StructArray, pa.StructArray, pa.Array]:
+    """Return ``before``, ``after`` and ``op`` of events, which may be in a ``payload``."""
+    # Flattened columns are null where their parent is.
+    before, after, op, *payload = events.flatten()
+    if not payload:
+        return before, after, op
+    is_inner = payload[0].is_valid()
+    choice = pc.if_else(is_inner, 1, 0)
+    places = pc.add(pa.array(range(len(events)), pa.int64()), pc.multiply(choice, len(events)))
+    return tuple(
+        pa.concat_arrays(pair).take(places)
+        for pair in zip((before, after, op), payload[0].flatten(), strict=True)
+    )
+
+
+def _columns(rows: pa.StructArray) -> dict[str, pa.Array]:
+    return {field.name: column for field, column in zip(rows.type, rows.flatten(), strict=True)}
+
+
+def _all(tests: Sequence[pa.BooleanArray], count: int) -> pa.BooleanArray:
+    return reduce(pc.and_, tests, _repeat(True, count))
+
+
+def _repeat(value: bool, count: int) -> pa.BooleanArray:  # noqa: FBT001 - the value itself
+    return pa.repeat(pa.scalar(value), count)

@@ -1,0 +1,179 @@
+"""Applies changes by primary key to a table: a commit that replaces files, by copy on write.
+
+Rules: of several changes of a key the last one counts, by the place of its record, and any change
+removes the row that the table has. A data file with such a row is replaced by one without it, in
+the commit that adds the new rows; which ones is decided on the version that the commit follows. So
+a commit is applied once, completely or not at all, as every other. Keys are compared in memory,
+those of a batch and of one row group at a time. Must not know Spark, nor the table's format.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from strandline.errors import InvalidRequestError
+from strandline.spark.table_changes import delete_schema, place_columns
+from strandline.spark.table_log import DataFile, LiveFile, Proposal, decode_schema, staged_name
+from strandline.spark.table_stage import FileSettings, stage
+from strandline.spark.table_store import Loaded, TableStore, usable
+
+_PREFIX = "changed"
+_ROW = "row of a file"
+_FILE = "file of a batch"
+_RANK = "rank in a batch"
+
+
+class Upsert:
+    """Turns staged changes into the files that a commit adds and replaces.
+
+    Args:
+        store: the table.
+        compression: of files.
+        file_bytes: size at which a file is closed.
+    """
+
+    def __init__(self, store: TableStore, *, compression: str, file_bytes: int) -> None:
+        self._store = store
+        self._compression = compression
+        self._file_bytes = file_bytes
+
+    def __call__(self, loaded: Loaded, proposal: Proposal) -> Proposal:
+        """Return a proposal with data files in place of changes.
+
+        Args:
+            loaded: what the commit follows.
+            proposal: with staged rows and deletes; one without a primary key stays as it is.
+
+        Raises:
+            InvalidRequestError: a file of the table cannot be rewritten.
+            DataLossError: a file is gone.
+        """
+        if not proposal.primary_key or not (proposal.files or proposal.deletes):
+            return proposal
+        schema = decode_schema(proposal.arrow_schema)
+        last = self._last_of_each_key(proposal, schema)
+        files: list[DataFile] = []
+        for number, file in enumerate(proposal.files):
+            kept = last.filter(pc.equal(last.column(_FILE), number)).column(_ROW)
+            if len(kept) == file.rows:
+                files.append(file)
+            elif len(kept):
+                with self._open_staged(file) as parquet:
+                    files += self._write(_rows(parquet, _mask(file.rows, kept)), schema)
+        replaces: list[str] = []
+        touched = last.select(proposal.primary_key)
+        bounds = _Bounds.of(touched.column(0))
+        existing = self._store.live_files(loaded, every=True) if loaded.at is not None else []
+        for live in existing:
+            with usable(live.path), pq.ParquetFile(self._store.open_live(loaded, live)) as parquet:
+                gone = _touched_rows(parquet, touched, bounds)
+                if not len(gone):
+                    continue
+                replaces.append(live.path)
+                if len(gone) < live.rows:
+                    left = pc.invert(_mask(live.rows, gone))
+                    files += self._rewrite(parquet, left, live=live, schema=schema)
+        return msgspec.structs.replace(proposal, files=files, deletes=[], replaces=replaces)
+
+    def _last_of_each_key(self, proposal: Proposal, schema: pa.Schema) -> pa.Table:
+        """Return the last change of each key: its file's number, its row there, and its key."""
+        place, key = place_columns(schema), proposal.primary_key
+        found = []
+        for number, file in enumerate([*proposal.files, *proposal.deletes]):
+            with self._open_staged(file) as parquet:
+                columns = parquet.read(columns=delete_schema(schema, key).names)
+            rows = pa.array(range(columns.num_rows), pa.int64())
+            numbers = pa.repeat(pa.scalar(number, pa.int64()), columns.num_rows)
+            found.append(columns.append_column(_ROW, rows).append_column(_FILE, numbers))
+        every = pa.concat_tables(found, promote_options="default").combine_chunks()
+        # Several rows of one record, as an Arrow value has them, keep their order.
+        order = [(name, "ascending") for name in [*place, _FILE, _ROW]]
+        ordered = every.take(pc.sort_indices(every, sort_keys=order))
+        ranks = pa.array(range(ordered.num_rows), pa.int64())
+        last = ordered.append_column(_RANK, ranks).group_by(key).aggregate([(_RANK, "max")])
+        return ordered.take(last.column(f"{_RANK}_max"))
+
+    def _rewrite(
+        self, parquet: pq.ParquetFile, left: pa.BooleanArray, *, live: LiveFile, schema: pa.Schema
+    ) -> list[DataFile]:
+        """Write the rows of a file that are left; columns that others added keep their values."""
+        own = {field.name: field.type for field in schema}
+        columns = pa.schema(
+            [pa.field(f.name, own.get(f.name, f.type)) for f in parquet.schema_arrow]
+        )
+        missing = own.keys() - set(columns.names)
+        if missing:
+            raise InvalidRequestError(
+                f"{live.path} has no column {min(missing)}, so that its rows cannot be changed by "
+                "a primary key; load into another table, with a new checkpoint"
+            )
+        return self._write(_rows(parquet, left), columns)
+
+    def _write(self, rows: Iterator[pa.RecordBatch], schema: pa.Schema) -> list[DataFile]:
+        settings = FileSettings(
+            schema=schema,
+            prefix=_PREFIX,
+            compression=self._compression,
+            file_bytes=self._file_bytes,
+            is_summarized=False,
+        )
+        return stage(self._store, rows, settings).files
+
+    def _open_staged(self, file: DataFile) -> pq.ParquetFile:
+        directory = self._store.directory
+        return pq.ParquetFile(directory.open_file(directory.locate(staged_name(file))))
+
+
+def _touched_rows(parquet: pq.ParquetFile, touched: pa.Table, bounds: "_Bounds") -> pa.ChunkedArray:
+    """Return the numbers of a file's rows that have one of these keys."""
+    found, start = list[pa.Array](), 0
+    for number in range(parquet.num_row_groups):
+        group = parquet.metadata.row_group(number)
+        if bounds.may_be_in(group, touched.schema.names[0]):
+            keys = parquet.read_row_group(number, columns=touched.schema.names)
+            keys = keys.select(touched.schema.names).cast(touched.schema)
+            rows = pa.array(range(start, start + group.num_rows), pa.int64())
+            here = keys.append_column(_ROW, rows)
+            found += here.join(touched, touched.schema.names, join_type="left semi")[_ROW].chunks
+        start += group.num_rows
+    return pa.chunked_array(found, pa.int64())
+
+
+class _Bounds(NamedTuple):
+    """The least and the greatest of some keys."""
+
+    least: Any
+    greatest: Any
+
+    @classmethod
+    def of(cls, keys: pa.ChunkedArray) -> "_Bounds":
+        # Of these types a file's statistics are exact, or wider, in Python's order.
+        kind = keys.type
+        if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_binary(kind)):
+            return cls(None, None)
+        return cls(*pc.min_max(keys).as_py().values())
+
+    def may_be_in(self, group: pq.RowGroupMetaData, name: str) -> bool:
+        """Return whether a row group may have a key within, as far as its statistics say."""
+        columns = (group.column(number) for number in range(group.num_columns))
+        statistics = next((c.statistics for c in columns if c.path_in_schema == name), None)
+        if self.least is None or statistics is None or not statistics.has_min_max:
+            return True
+        return bool(statistics.min <= self.greatest and self.least <= statistics.max)
+
+
+def _mask(count: int, rows: pa.ChunkedArray) -> pa.BooleanArray:
+    """Return whether each of so many rows is one of these."""
+    return pc.is_in(pa.array(range(count), pa.int64()), rows.combine_chunks())
+
+
+def _rows(parquet: pq.ParquetFile, chosen: pa.BooleanArray) -> Iterator[pa.RecordBatch]:
+    """Yield the chosen rows of a file."""
+    start = 0
+    for batch in parquet.iter_batches():
+        yield batch.filter(chosen.slice(start, batch.num_rows))
+        start += batch.num_rows
