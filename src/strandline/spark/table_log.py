@@ -260,6 +260,20 @@ def check_same_stream(
     )
 
 
+def check_same_key(state: TableState, primary_key: Sequence[str]) -> None:
+    """Check that a table's rows are told apart by these columns.
+
+    Raises:
+        InvalidRequestError: they are by others, or one of the two has none.
+    """
+    if state.primary_key is not None and state.primary_key != list(primary_key):
+        theirs, ours = (", ".join(key) or "none" for key in (state.primary_key, primary_key))
+        raise InvalidRequestError(
+            f"the table's primary key is {theirs}, not {ours}: its rows are told apart by that; "
+            "load into another table, with a new checkpoint"
+        )
+
+
 def _joined_streams(state: TableState | None, stream: str | None) -> str | None:
     """Return the identities of a table's streams and those of a proposal."""
     known = identities(state.stream or "") if state is not None else {}
@@ -432,14 +446,7 @@ def _check_same_schema(last: TableState, proposal: Proposal) -> None:
             f"the columns ({_columns(given)}) differ from the table's ({_columns(wanted)}); write "
             "to another directory, or select the table's columns in its order and types"
         )
-    if last.primary_key not in (None, proposal.primary_key):
-        theirs, ours = (
-            ", ".join(key) or "none" for key in (last.primary_key, proposal.primary_key)
-        )
-        raise InvalidRequestError(
-            f"the table's primary key is {theirs}, not {ours}: its rows are told apart by that; "
-            "load into another table, with a new checkpoint"
-        )
+    check_same_key(last, proposal.primary_key)
     if proposal.tracks_offsets != last.tracks_offsets:
         raise InvalidRequestError("the table's columns partition and offset changed their meaning")
 

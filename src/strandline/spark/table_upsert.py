@@ -81,21 +81,23 @@ class Upsert:
 
     def _last_of_each_key(self, proposal: Proposal, schema: pa.Schema) -> pa.Table:
         """Return the last change of each key: its file's number, its row there, and its key."""
-        place, key = place_columns(schema), proposal.primary_key
-        found = []
+        key, found, rows = proposal.primary_key, list[pa.Table](), list[pa.Table]()
         for number, file in enumerate([*proposal.files, *proposal.deletes]):
             with self._open_staged(file) as parquet:
-                columns = parquet.read(columns=delete_schema(schema, key).names)
-            rows = pa.array(range(columns.num_rows), pa.int64())
-            numbers = pa.repeat(pa.scalar(number, pa.int64()), columns.num_rows)
-            found.append(columns.append_column(_ROW, rows).append_column(_FILE, numbers))
-        every = pa.concat_tables(found, promote_options="default").combine_chunks()
-        # Several rows of one record, as an Arrow value has them, keep their order.
-        order = [(name, "ascending") for name in [*place, _FILE, _ROW]]
-        ordered = every.take(pc.sort_indices(every, sort_keys=order))
-        ranks = pa.array(range(ordered.num_rows), pa.int64())
-        last = ordered.append_column(_RANK, ranks).group_by(key).aggregate([(_RANK, "max")])
-        return ordered.take(last.column(f"{_RANK}_max"))
+                found.append(parquet.read(columns=delete_schema(schema, key).names))
+            numbers = pa.repeat(pa.scalar(number), file.rows)
+            rows.append(pa.table({_FILE: numbers, _ROW: _numbered(0, file.rows)}))
+        every, where = pa.concat_tables(found).combine_chunks(), pa.concat_tables(rows)
+        # The sort is stable: several rows of one record, as an Arrow value has, keep their order.
+        order = [(name, "ascending") for name in place_columns(schema)]
+        places = pc.sort_indices(every, sort_keys=order)
+        ranks = pc.sort_indices(places)  # the inverse
+        ranked = every.select(key).append_column(_RANK, ranks)
+        last = ranked.group_by(key).aggregate([(_RANK, "max")])
+        chosen = where.take(places.take(last.column(f"{_RANK}_max")))
+        for name in key:
+            chosen = chosen.append_column(name, last.column(name))
+        return chosen
 
     def _rewrite(
         self, parquet: pq.ParquetFile, left: pa.BooleanArray, *, live: LiveFile, schema: pa.Schema
@@ -136,8 +138,7 @@ def _touched_rows(parquet: pq.ParquetFile, touched: pa.Table, bounds: "_Bounds")
         if bounds.may_be_in(group, touched.schema.names[0]):
             keys = parquet.read_row_group(number, columns=touched.schema.names)
             keys = keys.select(touched.schema.names).cast(touched.schema)
-            rows = pa.array(range(start, start + group.num_rows), pa.int64())
-            here = keys.append_column(_ROW, rows)
+            here = keys.append_column(_ROW, _numbered(start, group.num_rows))
             found += here.join(touched, touched.schema.names, join_type="left semi")[_ROW].chunks
         start += group.num_rows
     return pa.chunked_array(found, pa.int64())
@@ -168,7 +169,11 @@ class _Bounds(NamedTuple):
 
 def _mask(count: int, rows: pa.ChunkedArray) -> pa.BooleanArray:
     """Return whether each of so many rows is one of these."""
-    return pc.is_in(pa.array(range(count), pa.int64()), rows.combine_chunks())
+    return pc.is_in(_numbered(0, count), rows.combine_chunks())
+
+
+def _numbered(start: int, count: int) -> pa.Int64Array:
+    return pa.array(range(start, start + count), pa.int64())
 
 
 def _rows(parquet: pq.ParquetFile, chosen: pa.BooleanArray) -> Iterator[pa.RecordBatch]:

@@ -394,7 +394,7 @@ def publish(log, changes):
     for partition in (0, 1):
         mine = [change for change in changes if change[0] % 2 == partition]
         pairs = [drop(n) if name is None else put(n, name) for n, name in mine]
-        keys, values = zip(*pairs, strict=True)
+        keys, values = zip(*pairs, strict=True) if pairs else ((), ())
         columns = {"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())}
         log.client.append_batch("orders", pa.table(columns), partition=partition)
 
@@ -469,6 +469,12 @@ def test_an_error_of_an_upsert_names_the_keys_of_the_file(log, changes, message)
         InvalidConfigError, match="'primary_key' names 'nothing', but the table has"
     ):
         log.run(primary_key=["nothing"])
+    publish(log, [(1, "a")])
+    log.run()
+    appended = {"mode": "append", "primary_key": []}
+    for act in (log.run, lambda **c: load_status(decode_pipeline(log.config | c))):
+        with pytest.raises(InvalidRequestError, match="primary key is id, not none"):
+            act(**appended)
 
 
 def test_debezium_s_columns_are_inferred_from_its_rows(log):

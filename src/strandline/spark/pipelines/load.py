@@ -26,7 +26,7 @@ from strandline.spark.pipelines.queries import read_stream, triggered
 from strandline.spark.planning import keyed
 from strandline.spark.session import wait_for_sources
 from strandline.spark.table_changes import rows_of_events
-from strandline.spark.table_log import TableState, check_same_stream, decode_schema
+from strandline.spark.table_log import TableState, check_same_key, check_same_stream, decode_schema
 from strandline.spark.table_open import existing_store, is_object_url
 from strandline.spark.table_store import Loaded, MissingTableError, TableStore, local_path
 from strandline.values.columns import arrow_schema, parse_columns
@@ -167,7 +167,8 @@ def open_load(config: LoadPipeline, read: ReadOptions) -> tuple[str, TableStore 
 
     Raises:
         InvalidConfigError: there is no such catalog, or no such kind of path.
-        InvalidRequestError: the table is of another format, or holds records of another stream.
+        InvalidRequestError: the table is of another format, holds records of another stream, or has
+            another primary key.
         UnknownStreamError: there is no such stream.
         UnavailableError: the broker or the table cannot be reached.
     """
@@ -176,6 +177,7 @@ def open_load(config: LoadPipeline, read: ReadOptions) -> tuple[str, TableStore 
     state = loaded.state
     if state is not None:
         check_same_stream(state, identity, several=read.stream is None)
+        check_same_key(state, config.primary_key)
     if store is not None:
         store.check_kind(None if state is None else decode_schema(state.arrow_schema))
     return identity, store, loaded
