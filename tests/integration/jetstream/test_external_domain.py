@@ -339,11 +339,16 @@ async def test_three_brokers_share_the_server(tmp_path, external):
         async with asyncio.timeout(90):
             while len(done) < 20:
                 with contextlib.suppress(nats.errors.Error, js_errors.APIError):
-                    for each in await sub.fetch(5, timeout=2):
-                        assert each.data not in done
-                        await each.ack_sync(timeout=2)
-                        done.add(each.data)
+                    await settle(await sub.fetch(5, timeout=2), done)
         await client.close()
+
+
+async def settle(messages, done):
+    """Acknowledge messages, of which none was acknowledged before."""
+    for each in messages:
+        assert each.data not in done
+        await each.ack_sync(timeout=2)
+        done.add(each.data)
 
 
 @pytest.mark.parametrize(
