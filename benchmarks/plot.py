@@ -24,6 +24,7 @@ from benchmarks.runner import Summary
 PICTURE: Final = Path(__file__).parents[1] / "docs" / "img" / "beam-curve.png"
 APPENDERS: Final = 128
 RECORD_BYTES: Final = 2048
+TRIES: Final = 10
 
 KAFKA_2018: Final = {
     1: 7450,
@@ -117,7 +118,9 @@ def main() -> None:
     found = report.read(values)
     limit = disk_limit(machine_of(values["machine"]))
     if limit is None:
-        limit = _limit(measure_sync(BUILD_DIR, APPENDERS * RECORD_BYTES), APPENDERS)
+        # Others may use the disk: the best of several tries is nearest to what it can do.
+        tries = [measure_sync(BUILD_DIR, APPENDERS * RECORD_BYTES) for _ in range(TRIES)]
+        limit = max(_limit(each, APPENDERS) for each in tries)
         print(f"the disk's limit now: {limit:,.0f} appends a second")
     draw_curve(found.systems, found.summaries, PICTURE, limit)
     print(f"written: {PICTURE.name}")

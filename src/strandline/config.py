@@ -176,6 +176,11 @@ class NatsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     servers: list[str] = []
     """URLs of your own NATS servers; empty starts a nats-server as a child process."""
+    leafnodes: list[str] = []
+    """Addresses of the leaf node listeners of ``servers``; with them clients there can use the
+    JetStream API, as the domain ``domain``."""
+    domain: str = "strandline"
+    """JetStream domain of the API at ``servers``, which may have a JetStream of their own."""
     port: int = 4222
     """Port of the child nats-server; 0 picks a free one."""
     ingest_port: int = 4223

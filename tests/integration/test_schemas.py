@@ -13,9 +13,13 @@ from strandline.errors import (
     InvalidConfigError,
     InvalidRequestError,
     NotAllowedError,
+    StrandlineError,
     UnknownStreamError,
 )
+from strandline.process.ports import free_ports
 from strandline.testing import Server
+from tests.kit.clusters import three_brokers
+from tests.kit.waiting import until
 
 ADMIN = "an-administrator-in-tests-and-nowhere-else"
 COLUMNS = "id BIGINT NOT NULL, customer STRING"
@@ -46,6 +50,8 @@ def test_a_schema_is_set_shown_and_renamed_from_what_is_shown(strandline_url, tm
         " 1  id        bigint  no",
         " 2  customer  string  yes",
     ]
+    told = CliRunner().invoke(app, ["stream", "info", "orders", "-s", strandline_url.flight]).stdout
+    assert "schema: version 1 of json values; see 'strandline stream schema show orders'" in told
     document = run(strandline_url, "show", "orders", "--output", "json").stdout
     edited = tmp_path / "columns.json"
     edited.write_text(document.replace("customer", "client"))
@@ -131,3 +137,18 @@ def test_readers_see_a_schema_and_administrators_set_it():
             with strandline.connect(url.flight, token=token) as client:
                 found[name] = allowed_to(client)
     assert found == {"read": ["list"], "publish": [], "admin": ["set", "list", "delete"]}
+
+
+@pytest.mark.slow
+def test_every_broker_lists_a_version_at_once(tmp_path):
+    """A value may be published by it next, and be read through whichever broker."""
+    with three_brokers(tmp_path, ports=free_ports(3)) as servers:
+        first, *others = (strandline.connect(server.flight) for server in servers.values())
+        with first, contextlib.ExitStack() as closing:
+            clients = [closing.enter_context(client) for client in others]
+            until(lambda: first.create_stream("orders", replicas=3), retried=(StrandlineError,))
+            for number in range(1, 30):
+                columns = ", ".join(f"c{n} INT" for n in range(number))
+                done = first.schemas.set("orders", columns)
+                for client in clients:
+                    assert client.schemas.list("orders")[-1] == done

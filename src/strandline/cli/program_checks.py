@@ -19,6 +19,7 @@ from strandline.optional_dependencies import EXTRA_OF
 from strandline.version import __version__
 
 NATS_PORT: Final = 4222
+LEAF_PORT: Final = 7422
 CONNECT_S: Final = 3.0
 ANSWER_S: Final = 30.0
 
@@ -49,6 +50,8 @@ def check_nats(config: BrokerConfig) -> Iterator[CheckFinding]:
     """Check that nats-server can be started, or that your own servers can be reached."""
     for url in config.nats.servers:
         yield _reached(url)
+    for url in config.nats.leafnodes:
+        yield _reached(url, LEAF_PORT)
     if config.nats.servers:
         return
     try:
@@ -68,17 +71,18 @@ def check_nats(config: BrokerConfig) -> Iterator[CheckFinding]:
         yield ok("nats-server", f"{done.stdout.strip()}, {program}")
 
 
-def _reached(url: str) -> CheckFinding:
+def _reached(url: str, port: int = NATS_PORT) -> CheckFinding:
     parts = urlsplit(url if "://" in url else f"nats://{url}")
     check = f"NATS server {parts.hostname}"
     try:
-        address = (parts.hostname or "", parts.port or NATS_PORT)
+        address = (parts.hostname or "", parts.port or port)
         socket.create_connection(address, CONNECT_S).close()
     except OSError as failure:
         return warning(
             check,
             f"cannot connect: {failure.strerror or failure}",
-            "start it, or correct nats.servers; without it nothing published there is recorded",
+            "start it, or correct nats.servers and nats.leafnodes; without it nothing published "
+            "there is recorded",
         )
     return ok(check, "answers")
 

@@ -1,5 +1,6 @@
 """``strandline stream``: create, list, describe, grow and delete streams."""
 
+import contextlib
 import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Final, Literal
@@ -24,7 +25,7 @@ from strandline.cli.output import (
     reports_errors,
 )
 from strandline.cli.parsing import parse_duration, parse_size, setting_text, size_text
-from strandline.errors import UnavailableError
+from strandline.errors import NotAllowedError, UnavailableError
 
 if TYPE_CHECKING:
     from strandline.api.admin import StreamInfo
@@ -237,10 +238,11 @@ def info(
 
     with strandline.connect(server) as client:
         found, leaderless = _described(client, name)
+        schema = _schema_text(client, name) if output is OutputFormat.text else ""
     if output is OutputFormat.json:
         print_json(found)
     else:
-        _print_info(found)
+        _print_info(found, schema)
     if leaderless:
         numbers = ", ".join(map(str, leaderless))
         raise UnavailableError(
@@ -262,12 +264,22 @@ def _described(client: "Client", name: str) -> "tuple[StreamInfo, list[int]]":
         time.sleep(0.2)
 
 
-def _print_info(found: "StreamInfo") -> None:
+def _schema_text(client: "Client", name: str) -> str:
+    """Return the newest version of a stream's schema in words, if there is one to see."""
+    with contextlib.suppress(NotAllowedError, UnavailableError):
+        for each in client.schemas.list(name)[-1:]:
+            return f"version {each.version} of {each.format} values"
+    return ""
+
+
+def _print_info(found: "StreamInfo", schema: str) -> None:
     name = found.config.name
     created = datetime.fromtimestamp(found.created_ns / 1e9, UTC)
     print_line(f"stream {name}, created {created:%Y-%m-%d %H:%M:%S} UTC")
     if found.also_answering:
         print_line(_also_answering(found))
+    if schema:
+        print_line(f"schema: {schema}; see 'strandline stream schema show {name}'")
     print_line("")
     print_table(
         ("setting", "value"),

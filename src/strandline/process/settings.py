@@ -45,6 +45,8 @@ ENVIRON_OTHERS: Final = frozenset(
 ENVIRON_KUBERNETES: Final = re.compile(r"STRANDLINE_(SERVICE_(HOST|PORT)|PORT)(_.*)?")
 """Variables that Kubernetes sets for a service named ``strandline``; not settings."""
 FILE_BYTES_MAX: Final = 1 << 20
+OF_JETSTREAM: Final = ("API", "ACK", "FC", "EVENT")
+"""Names that follow ``$JS.`` in subjects of JetStream."""
 PORT_MAX: Final = 65_535
 CLUSTER_NAME_MAX: Final = 128
 NUMBER_MAX: Final = 1 << 53
@@ -244,6 +246,7 @@ def _check_values(config: BrokerConfig) -> None:
                 raise InvalidConfigError(f"{key} is {value}; it must be at least {lowest}")
             if value > NUMBER_MAX:
                 raise InvalidConfigError(f"{key} is {value}; it must be at most {NUMBER_MAX}")
+    _check_nats(config)
     _check_tls(config.tls)
     _check_auth(config.auth, config)
     _check_cluster(config.cluster)
@@ -259,6 +262,25 @@ def _check_values(config: BrokerConfig) -> None:
         )
     if config.limits.record_bytes > config.limits.batch_bytes:
         raise InvalidConfigError("limits.record_bytes exceeds limits.batch_bytes; raise the latter")
+
+
+def _check_nats(config: BrokerConfig) -> None:
+    """Reject settings of the JetStream API at your own servers that cannot work."""
+    nats = config.nats
+    if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", nats.domain) or nats.domain in OF_JETSTREAM:
+        raise InvalidConfigError(
+            f"nats.domain is {nats.domain!r}; it is 1 to 64 letters, digits, '-' or '_', and none "
+            f"of {', '.join(OF_JETSTREAM)}"
+        )
+    if nats.leafnodes and not nats.servers:
+        raise InvalidConfigError(
+            "nats.leafnodes belongs to servers of your own: set nats.servers, or remove it"
+        )
+    if nats.leafnodes and config.auth.enabled:
+        raise InvalidConfigError(
+            "auth.enabled checks who reads, and your own nats-server does not ask the broker about "
+            "users of the JetStream API: remove nats.leafnodes"
+        )
 
 
 def _check_tls(tls: TlsConfig) -> None:

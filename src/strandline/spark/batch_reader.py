@@ -14,7 +14,10 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from strandline.spark.connection import offsets_at_times, read_rows, stream_state
-from strandline.spark.options import IDENTITY, ReadOptions
+from strandline.spark.offset_options import IDENTITY
+from strandline.spark.options import (
+    ReadOptions,
+)
 from strandline.spark.planning import (
     OffsetRange,
     Offsets,

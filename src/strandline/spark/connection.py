@@ -33,7 +33,10 @@ from strandline.errors import (
     UnknownStreamError,
 )
 from strandline.spark.arrow import to_spark_batches
-from strandline.spark.options import PartitionKey, ReadOptions, TimeSpec
+from strandline.spark.offset_options import PartitionKey, TimeSpec
+from strandline.spark.options import (
+    ReadOptions,
+)
 from strandline.spark.planning import (
     OffsetRange,
     Offsets,

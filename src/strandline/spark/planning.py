@@ -18,15 +18,17 @@ from strandline.errors import (
     OffsetOutOfRangeError,
     UnknownPartitionError,
 )
-from strandline.spark.options import (
+from strandline.spark.offset_options import (
     BEGAN_AT,
     CHECKPOINT_WORDS,
     IDENTITY,
     OUTPUT,
     OffsetSpec,
     PartitionKey,
-    ReadOptions,
     parse_partition,
+)
+from strandline.spark.options import (
+    ReadOptions,
 )
 from strandline.types import PartitionName
 

@@ -170,7 +170,16 @@ def _translated() -> Iterator[None]:
     try:
         yield
     except (fastavro.schema.SchemaParseException, LookupError, TypeError, ValueError) as error:
-        raise InvalidConfigError(f"'schema' is not an Avro schema: {error!r}") from error
+        raise InvalidConfigError(f"'schema' is not an Avro schema: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """Return what is wrong with a schema, where fastavro says one word."""
+    if isinstance(error, fastavro.schema.UnknownType):
+        return f"unknown type {error.name!r}"
+    if isinstance(error, KeyError):
+        return f"a type lacks {error}"
+    return str(error)
 
 
 def _decoded(avro_schema: str | None) -> Any:

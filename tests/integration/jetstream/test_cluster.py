@@ -27,12 +27,12 @@ async def until_made(js, **settings):
                 await asyncio.sleep(0.1)
 
 
-async def answers_to(client, operation, body=None):
+async def answers_to(client, operation, body=None, *, prefix="$JS.API."):
     """Return every answer to one request."""
     inbox = client.new_inbox()
     found = await client.subscribe(inbox)
     payload = json.dumps(body).encode() if body is not None else b""
-    await client.publish(f"$JS.API.{operation}", payload, reply=inbox)
+    await client.publish(prefix + operation, payload, reply=inbox)
     answers = []
     try:
         answers.append(await found.next_msg(timeout=10))

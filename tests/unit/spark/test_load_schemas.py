@@ -111,6 +111,20 @@ def test_avro_is_loaded_by_every_version_of_the_schema(load):
     assert reason.startswith("no version has the registry's id 4 of its frame, and it fits no")
 
 
+def test_rows_are_replaced_by_a_key_that_was_renamed(load):
+    """The primary key names the table's column, whatever the stream calls it by now."""
+    load.use("delta")
+    load.config |= {"mode": "upsert", "primary_key": ["number"]}
+    load.client.schemas.set("orders", "number INT NOT NULL, customer STRING")
+    load.client.append("orders", b'{"number":1,"customer":"ada"}')
+    load.client.append("orders", b'{"number":2,"customer":"bob"}')
+    load.run()
+    renamed(load.client, number="id")
+    load.client.append("orders", b'{"id":2,"customer":"eve"}')
+    load.run()
+    assert loaded(load, "number", "customer") == [(1, "ada"), (2, "eve")]
+
+
 def test_without_dead_letters_a_misfit_ends_the_load(load):
     """With the record and the reason."""
     load.client.schemas.set("orders", "id INT NOT NULL")

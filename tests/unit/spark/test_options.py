@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from strandline.errors import InvalidConfigError
+from strandline.spark.offset_options import parse_timestamp
 from strandline.spark.options import (
     READ_OPTIONS,
     TABLE_OPTIONS,
     WRITE_OPTIONS,
     parse_read_options,
     parse_table_options,
-    parse_timestamp,
     parse_write_options,
 )
 

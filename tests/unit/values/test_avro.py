@@ -151,3 +151,20 @@ def test_a_value_cannot_make_more_than_its_bytes():
         }
         with pytest.raises(InvalidConfigError):
             next_version([], json.dumps(schema))
+
+
+@pytest.mark.parametrize(
+    ("field", "told"),
+    [
+        ({"name": "x"}, "Record field 'x' is missing 'type'"),
+        ({"name": "x", "type": "strng"}, "unknown type 'strng'"),
+        ({"name": "x", "type": {"type": "array"}}, "a type lacks 'items'"),
+        ({"name": "x", "type": {"type": "enum", "name": "E"}}, "a type lacks 'symbols'"),
+        ({"name": "x", "type": {"type": "bytes", "logicalType": "decimal"}}, "lacks 'precision'"),
+    ],
+)
+def test_what_is_wrong_with_a_schema_is_said_in_words(field, told):
+    """Not as the exception of a library."""
+    schema = {"type": "record", "name": "R", "fields": [field]}
+    with pytest.raises(InvalidConfigError, match=f"is not an Avro schema: .*{told}"):
+        next_version([], json.dumps(schema))

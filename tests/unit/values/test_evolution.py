@@ -260,6 +260,27 @@ def test_a_registry_id_belongs_to_one_version():
         next_version([], "a INT", registry_id=17)
 
 
+def test_a_renamed_column_of_any_type_keeps_its_values():
+    """Found under either name."""
+    kinds = {
+        "INT": 1,
+        "STRUCT<city: STRING>": {"city": "Paris"},
+        "ARRAY<STRUCT<n: INT>>": [{"n": 1}],
+        "DECIMAL(5,2)": "1.50",
+        "DATE": "2026-11-27",
+        "TIMESTAMP": "2026-11-27T12:00:00Z",
+        "BINARY": "aGk=",
+        "BOOLEAN": True,
+    }
+    [first] = versions_of(", ".join(f"c{n} {kind}" for n, kind in enumerate(kinds)))
+    columns = [{"id": c.id, "name": f"new_{c.name}", "type": c.type} for c in first.columns]
+    read = value_by_schema([first, next_version([first], json.dumps(columns))])
+    old, new = ({f"{p}c{n}": v for n, v in enumerate(kinds.values())} for p in ("", "new_"))
+    found = read(json.dumps(new).encode())
+    assert None not in found.values()
+    assert read(json.dumps(old).encode()) == found
+
+
 NAMES = st.sampled_from(["a", "b", "c", "d"])
 STEPS = st.lists(
     st.one_of(

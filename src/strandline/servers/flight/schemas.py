@@ -1,4 +1,8 @@
-"""Handlers of the commands about a stream's schema."""
+"""Handlers of the commands about a stream's schema.
+
+Rule: a version that was set is seen at once by every broker that is asked, because values are
+published by it next: each answer follows a read barrier.
+"""
 
 import msgspec
 
@@ -15,9 +19,10 @@ def _set(context: ActionContext, request: wire.SetSchemaRequest) -> list[wire.Sc
     from strandline.values.evolution import next_version
 
     broker = context.broker
+    earlier = _newest(context, request.stream)
     try:
         version = next_version(
-            broker.image.stream(request.stream).schema,
+            earlier,
             request.text,
             kind=request.format,
             registry_id=request.registry_id,
@@ -25,21 +30,26 @@ def _set(context: ActionContext, request: wire.SetSchemaRequest) -> list[wire.Sc
         )
     except ModuleNotFoundError as error:
         raise InvalidRequestError(f"at the broker, {install_hint(error)}") from error
-    if version not in broker.image.stream(request.stream).schema:
+    if version not in earlier:
         context.run(broker.change(AddSchema(request.stream, version)))
     return [_described(request.stream, version)]
 
 
 @handles(wire.LIST_SCHEMA)
 def _list(context: ActionContext, request: wire.WhoseSchema) -> list[wire.SchemaInfo]:
-    versions = context.broker.image.stream(request.stream).schema
-    return [_described(request.stream, version) for version in versions]
+    return [_described(request.stream, version) for version in _newest(context, request.stream)]
 
 
 @handles(wire.DELETE_SCHEMA)
 def _delete(context: ActionContext, request: wire.WhoseSchema) -> list[None]:
     context.run(context.broker.change(DeleteSchema(request.stream)))
     return []
+
+
+def _newest(context: ActionContext, stream: str) -> tuple[SchemaVersion, ...]:
+    """Return the versions that were set before this call, at whichever broker."""
+    context.run(context.broker.know_newest())
+    return context.broker.image.stream(stream).schema
 
 
 def _described(stream: str, version: SchemaVersion) -> wire.SchemaInfo:

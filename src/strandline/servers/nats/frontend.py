@@ -7,9 +7,11 @@ only with access control.
 """
 
 import asyncio
+import secrets
 import ssl
 import zlib
 from collections.abc import Collection, Iterable
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -32,7 +34,11 @@ from strandline.servers.nats.listener import IngestListener
 from strandline.servers.nats.ports import FrontEndPort
 from strandline.servers.nats.receivers import Receivers
 from strandline.servers.nats.routes import ServerRoutes
-from strandline.servers.nats.server_link import PAYLOAD_BYTES_MAX, parse_server_url
+from strandline.servers.nats.server_link import (
+    PAYLOAD_BYTES_MAX,
+    parse_leaf_url,
+    parse_server_url,
+)
 from strandline.servers.tls import calling_context, calling_own_context
 
 if TYPE_CHECKING:
@@ -78,7 +84,7 @@ class NatsFrontEnd:
         self._child: EmbeddedNatsServer | None = None
         self._control: SystemAccountClient | None = None
         self._api: JetStreamApi | None = None
-        """For clients of our own nats-server: one of the user's may have a JetStream."""
+        """For clients of our own nats-server, and of the user's as a domain."""
         self._consumers: ConsumerCalls | None = None
         self._leaf: LeafClient | None = None
         self._receivers: Receivers | None = None
@@ -167,19 +173,16 @@ class NatsFrontEnd:
         servers: list[str],
         tls: ssl.SSLContext | None,
     ) -> None:
-        """Answer the JetStream API over connections of its own, if the nats-server is ours.
+        """Answer the JetStream API over connections of its own.
 
-        A server of the user's may have a JetStream, and both would answer.
+        A server of the user's may have a JetStream, so there it is a domain, and needs a listener
+        for leaf nodes.
         """
-        child, accounts = self._child, self._accounts
-        if child is None:
+        accounts, nats = self._accounts, self._config.nats
+        if self._child is None and not nats.leafnodes:
             return
-        self._leaf = LeafClient(
-            f"strandline-{self._config.cluster.broker_id}",
-            lambda: (LEAF_HOST, child.leaf_port),
-            login=accounts.leaf_login if accounts is not None else None,
-        )
-        self._api = JetStreamApi(broker)
+        self._leaf = self._leaf_client()
+        self._api = JetStreamApi(broker, nats.domain if self._child is None else "")
         StreamCalls(self._api, self._config)
         self._receivers = Receivers(self._leaf)
         self._consumers = ConsumerCalls(self._api, broker.consumers, self._receivers)
@@ -195,6 +198,33 @@ class NatsFrontEnd:
         self._subscribers.append(asking)  # last: it carries no stream
         await asking.start(servers, {}, is_awaited=self._is_server_there)
         self._consumers.start()
+
+    def _leaf_client(self) -> LeafClient:
+        """Return what delivers records, which is not connected yet."""
+        child, accounts, name = self._child, self._accounts, self._config.cluster.broker_id
+        if child is not None:
+            return LeafClient(
+                f"strandline-{name}",
+                lambda: (LEAF_HOST, child.leaf_port),
+                login=accounts.leaf_login if accounts is not None else None,
+                is_restricted=accounts is not None,
+            )
+        urls = list(map(parse_leaf_url, self._config.nats.leafnodes))
+        attempts = cycle(urls)
+        last = urls[0]
+
+        def address() -> tuple[str, int]:
+            nonlocal last
+            last = next(attempts)
+            return last.host, last.port
+
+        return LeafClient(
+            # Clusters that share a server must not have the same names there.
+            f"strandline-{name}-{secrets.token_hex(4)}",
+            address,
+            login=lambda _: last.credentials,
+            server=" or ".join(f"{each.host}:{each.port}" for each in urls),
+        )
 
     async def stop(self) -> None:
         """Stop receiving, answer received messages, disconnect, and stop the child."""

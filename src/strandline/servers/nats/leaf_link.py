@@ -1,4 +1,4 @@
-"""A leaf connection to our nats-server, over which records reach a consumer's inbox.
+"""A leaf connection to a nats-server, over which records reach a consumer's inbox.
 
 A client connection cannot do that: a message to an inbox shall have the record's own subject.
 nats-server lets a leaf send it so: in a message to the inbox with the reply subject
@@ -158,6 +158,9 @@ class LeafLink(asyncio.Protocol):
         except UNDECODABLE as error:
             self._fail(f"unreadable INFO: {error}")
             return
+        if info.tls_required:
+            self._fail("it requires TLS of leaf nodes, which is not built")
+            return
         connect = {
             "name": self._owner.name,
             "server_id": self._owner.name,
@@ -180,14 +183,24 @@ class LeafClient:
         name: distinguishes it from other brokers' links.
         address: returns the server's host and leaf port, once it runs.
         login: returns the credentials; None: the server asks for none.
+        is_restricted: whether the server lets it send to private inboxes only.
+        server: what the server is called in messages.
     """
 
     def __init__(
-        self, name: str, address: Callable[[], tuple[str, int]], *, login: Login | None = None
+        self,
+        name: str,
+        address: Callable[[], tuple[str, int]],
+        *,
+        login: Login | None = None,
+        is_restricted: bool = False,
+        server: str = "our nats-server",
     ) -> None:
         self.name = name
         self._address = address
         self._login = login
+        self._is_restricted = is_restricted
+        self._server = server
         self._link: LeafLink | None = None
         self._task: asyncio.Task[None] | None = None
         self._first: asyncio.Future[None] | None = None
@@ -204,8 +217,8 @@ class LeafClient:
         self.on_writable: Callable[[], None] = _ignore
 
     def may_send(self, subject: bytes) -> bool:
-        """Return whether the server lets it send there: with a login to private inboxes only."""
-        return self._login is None or is_private(subject)
+        """Return whether the server lets it send there."""
+        return not self._is_restricted or is_private(subject)
 
     @property
     def knows_interest(self) -> bool:
@@ -231,7 +244,7 @@ class LeafClient:
         if not is_awaited:
             return
         if not await is_connected(self._first, self._task):
-            raise UnavailableError(f"no leaf connection to our nats-server: {self._last_error}")
+            raise UnavailableError(f"no leaf connection to {self._server}: {self._last_error}")
 
     async def stop(self) -> None:
         """Disconnect."""
@@ -253,7 +266,7 @@ class LeafClient:
                 self._last_error = str(error) or "no answer in time"
                 if link is not None:
                     link.abort()
-                logger.debug("no leaf connection to our nats-server: %s", self._last_error)
+                logger.debug("no leaf connection to %s: %s", self._server, self._last_error)
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
                 continue
@@ -274,7 +287,7 @@ class LeafClient:
             self.writable.clear()
             self._interest.clear()
             link.abort()
-        logger.warning("lost the leaf connection to our nats-server: %s", link.failure)
+        logger.warning("lost the leaf connection to %s: %s", self._server, link.failure)
 
     # Interest
 

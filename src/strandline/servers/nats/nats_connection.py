@@ -15,13 +15,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, cast
 
 from strandline.broker.routing import Binding, Route, RouteTable
-from strandline.errors import DisconnectedError, InvalidSubjectError, StrandlineError
+from strandline.errors import (
+    DisconnectedError,
+    InvalidSubjectError,
+    StrandlineError,
+    UnavailableError,
+)
 from strandline.record.envelope import MAGIC
 from strandline.record.subjects import SUBJECT_BYTES_MAX
 from strandline.servers.nats.headers import NO_RESPONDERS_STATUS
 from strandline.servers.nats.inboxes import INBOX_PREFIX, private_inbox
 from strandline.servers.nats.ingest_state import IngestState
 from strandline.servers.nats.jetstream.api import JetStreamApi
+from strandline.servers.nats.jetstream.subjects import PREFIX
 from strandline.servers.nats.protocol import (
     PING,
     Event,
@@ -41,7 +47,8 @@ EVENTS: Final = b"events"
 API: Final = b"api"
 PEERS: Final = b"peers"
 """Names of subscriptions that feed no stream; those of streams are numbers."""
-API_SUBJECTS: Final = b"$JS.API.>"
+API_PREFIX: Final = PREFIX.encode()
+BUCKETS: Final = b"$KV."
 ACKS: Final = b"$JS.ACK."
 ACK_SUBJECTS: Final = (b"$JS.ACK.%b.>", b"$JS.FC.%b.>")
 """Of a stream's consumers; each is its subscription's name, too."""
@@ -196,7 +203,7 @@ class NatsConnection(ServerLink):
         subject, sid, reply, block, payload = message
         if sid == API and self._api is not None:
             self._hand_over_acks()
-            self._api.take(subject, reply, block=block, payload=payload, link=self)
+            self._take_request(self._api, message)
         if sid.startswith(b"$JS."):
             self._acks.append(message)
         if sid == PEERS and reply is not None:
@@ -208,6 +215,19 @@ class NatsConnection(ServerLink):
             is_none = block is not None and block.startswith(NO_RESPONDERS_STATUS)
             answer.set_result(None if is_none else payload)
 
+    def _take_request(self, api: JetStreamApi, message: Message) -> None:
+        """Handle a message below the API's prefix."""
+        subject, _, reply, block, payload = message
+        rest = subject.removeprefix(api.prefix.encode())
+        if not (api.domain and rest.startswith(BUCKETS)):
+            api.take(API_PREFIX + rest, reply, block=block, payload=payload, link=self)
+            return
+        # So some clients put to a bucket of a domain: it is a publish.
+        ingest = self._shared.ingest
+        route = self._find_route(self._shared.broker.routes, rest, reply)
+        if route is not None and route.groups:
+            ingest.take(route, reply, block=block, payload=payload, sink=self)
+
     def _hand_over_acks(self) -> None:
         """Let the API handle the acknowledgements that came until now."""
         acks, self._acks = self._acks, []
@@ -217,12 +237,22 @@ class NatsConnection(ServerLink):
     # Subscriptions
 
     def begin(self, bindings: Mapping[str, Sequence[Binding]]) -> None:
-        """Subscribe for the first time: to these bindings, and to requests."""
+        """Subscribe for the first time: to these bindings, and to requests.
+
+        Raises:
+            UnavailableError: another JetStream answers the same requests.
+        """
         self.subscribe(bindings)
         if self._peer_subject:
             self.write(encode_subscribe(self._peer_subject, PEERS))
         if self._api is not None:
-            self.write(encode_subscribe(API_SUBJECTS, API))
+            domain = self._api.domain
+            if domain and domain == self.info.result().domain:
+                raise UnavailableError(
+                    f"its own JetStream has the domain {domain!r}, and both would answer: set "
+                    "nats.domain to another"
+                )
+            self.write(encode_subscribe(f"{self._api.prefix}>".encode(), API))
             self._api.attach(self)
 
     def subscribe(self, bindings: Mapping[str, Sequence[Binding]]) -> None:

@@ -42,6 +42,7 @@ logger = logging.getLogger(__name__)
 PAYLOAD_BYTES_MAX: Final = 64 << 20
 """The largest payload any nats-server allows."""
 DEFAULT_PORT: Final = 4222
+LEAF_PORT: Final = 7422
 NOT_PERMITTED: Final = "Permissions Violation for Publish"
 HANDSHAKE_TIMEOUT_S: Final = 5.0
 FIRST_CONNECTION_TIMEOUT_S: Final = 10.0
@@ -100,6 +101,27 @@ def parse_server_url(url: str) -> NatsServerUrl:
     return NatsServerUrl(parts.hostname, port, credentials, parts.scheme == "tls")
 
 
+def parse_leaf_url(url: str) -> NatsServerUrl:
+    """Parse ``[nats-leaf://][user:password@]host[:port]``, a listener for leaf nodes.
+
+    Raises:
+        InvalidConfigError: the URL has another form.
+    """
+    try:
+        parts = urlsplit(url if "://" in url else f"nats-leaf://{url}")
+        port = parts.port or LEAF_PORT
+    except ValueError as error:
+        raise InvalidConfigError(f"nats.leafnodes: '{url}' is not a URL: {error}") from error
+    if parts.scheme != "nats-leaf" or not parts.hostname:
+        raise InvalidConfigError(
+            f"nats.leafnodes: '{url}' is not nats-leaf://host:port; TLS is not built there"
+        )
+    credentials = {}
+    if parts.username:
+        credentials = {"user": unquote(parts.username), "pass": unquote(parts.password or "")}
+    return NatsServerUrl(parts.hostname, port, credentials)
+
+
 class NatsServerInfo(msgspec.Struct, frozen=True):
     """The fields of INFO that are used here."""
 
@@ -110,6 +132,8 @@ class NatsServerInfo(msgspec.Struct, frozen=True):
     tls_available: bool = False
     auth_required: bool = False
     server_name: str = ""
+    domain: str = ""
+    """Of its JetStream, if that has one."""
     nonce: str = ""
     """To be signed by who logs in with a key."""
 

@@ -21,8 +21,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from strandline.errors import UNDECODABLE, InvalidConfigError, InvalidRecordError, UnavailableError
 from strandline.spark.connection import read_rows, stopped_by, stream_state, wait_for_records
+from strandline.spark.offset_options import IDENTITY
 from strandline.spark.options import (
-    IDENTITY,
     ReadOptions,
     parse_read_options,
     parse_table_options,

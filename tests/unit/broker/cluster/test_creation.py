@@ -1,29 +1,9 @@
 """Creating streams one after another: the cost of one more on three brokers."""
 
-import sys
-
 from strandline.config import StreamConfig
+from tests.kit.opcodes import counted
 
 FEW, MANY, TRIES = 5, 120, 5
-
-
-async def steps_of(awaited):
-    """How many steps of Python's own machine the loop takes until something is done."""
-    count = 0
-
-    def step(frame, event, _):
-        nonlocal count
-        frame.f_trace_opcodes = True
-        count += event == "opcode"
-        return step
-
-    before = sys.gettrace()
-    sys.settrace(step)
-    try:
-        await awaited
-    finally:
-        sys.settrace(before)
-    return count
 
 
 async def test_a_creation_costs_the_same_however_many_streams_there_are(cluster):
@@ -49,7 +29,12 @@ async def test_a_creation_costs_the_same_however_many_streams_there_are(cluster)
         while len(made) < count:
             await create()
         named.clear()
-        costs.append(min([await steps_of(create()) for _ in range(TRIES)]))
+        tries = []
+        for _ in range(TRIES):
+            with counted() as steps:
+                await create()
+            tries.append(steps.opcodes)
+        costs.append(min(tries))
         assert max(map(len, named)) == 1
         assert set().union(*named) == set(made[-TRIES:])
     few, many = costs

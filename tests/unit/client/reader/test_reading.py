@@ -10,7 +10,7 @@ from strandline.api.tickets import AtTimestamp
 from strandline.cli.parsing import parse_offset
 from strandline.client.reader.reading import arrow_reader, bound_of, nanoseconds, read_request
 from strandline.errors import InvalidRequestError, InvalidSubjectError, OffsetOutOfRangeError
-from strandline.spark.options import parse_timestamp
+from strandline.spark.offset_options import parse_timestamp
 
 
 @pytest.mark.parametrize("place", ["earliest", "latest", 0, 17])

@@ -3,7 +3,6 @@
 Work is counted in instructions, not in time: so the tests are the same on every machine.
 """
 
-import sys
 from collections import OrderedDict
 
 import pytest
@@ -11,29 +10,11 @@ import pytest
 from strandline.core.consumers.consumer import ConsumerPolicy, PullConsumer
 from strandline.core.consumers.pulls import TIMERS_MIN, Pull
 from strandline.core.consumers.state import ConsumerState, decode_state, encode_state
+from tests.kit.opcodes import opcodes_of
 
 FEW, MANY = 100, 800
 GROWTH_MAX = 1.5
 """A heap's steps grow with the logarithm; a step that looks at everything grows 8-fold."""
-
-
-def instructions(action):
-    """Return how many instructions of Python an action takes."""
-    count = 0
-
-    def trace(frame, event, _argument):
-        nonlocal count
-        frame.f_trace_opcodes = True
-        count += event == "opcode"
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        action()
-    finally:
-        sys.settrace(before)
-    return count
 
 
 def consumer(records=0, *, pulls=0, **policy):
@@ -90,7 +71,7 @@ def test_a_step_does_not_look_at_every_waiting_pull(act):
     costs = []
     for count in (FEW, MANY):
         found = consumer(pulls=count)
-        costs.append(instructions(lambda f=found, c=count: act(f, c)) / count)
+        costs.append(opcodes_of(lambda f=found, c=count: act(f, c)) / count)
         found.check()
     assert costs[1] < costs[0] * GROWTH_MAX
 
@@ -102,7 +83,7 @@ def test_an_acknowledgement_does_not_look_at_every_pending_record(act, acks):
     costs = []
     for count in (FEW, MANY):
         found = consumer(count, acks=acks)
-        costs.append(instructions(lambda f=found, c=count: act(f, c)) / count)
+        costs.append(opcodes_of(lambda f=found, c=count: act(f, c)) / count)
         found.check()
     assert costs[1] < costs[0] * GROWTH_MAX
 

@@ -1,7 +1,5 @@
 """Images to start from: clusters of live brokers, and streams placed on them."""
 
-import sys
-
 import msgspec
 import pytest
 
@@ -23,6 +21,7 @@ from strandline.core.metadata.election import at
 from strandline.core.metadata.image import MetadataImage
 from strandline.core.metadata.placement import place
 from strandline.types import PartitionName
+from tests.kit.opcodes import opcodes_of
 
 
 class Cluster:
@@ -112,25 +111,6 @@ def cluster():
 def alone():
     """A broker alone: the function that applies commands for it, and its first image."""
     return apply, MetadataImage()
-
-
-def opcodes_of(action):
-    """How many steps of Python's own machine an action takes: the same each time."""
-    count = 0
-
-    def step(frame, event, _):
-        nonlocal count
-        frame.f_trace_opcodes = True
-        count += event == "opcode"
-        return step
-
-    before = sys.gettrace()
-    sys.settrace(step)
-    try:
-        action()
-    finally:
-        sys.settrace(before)
-    return count
 
 
 @pytest.fixture

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strandline.errors import InvalidConfigError
 from strandline.servers.nats.leaf_link import LeafClient, LeafLink
+from strandline.servers.nats.server_link import parse_leaf_url
 
 
 class Transport(asyncio.Transport):
@@ -190,9 +192,42 @@ def test_any_bytes_cost_the_connection_at_most(chunks):
     asyncio.run(feed())
 
 
-async def test_with_a_login_it_sends_to_private_inboxes_only():
+async def test_where_access_is_checked_it_sends_to_private_inboxes_only():
     """A consumer that delivers elsewhere, made before access control, has no receivers."""
-    client = LeafClient("strandline-1", lambda: ("127.0.0.1", 1), login=lambda _: {})
+    client = LeafClient("strandline-1", lambda: ("127.0.0.1", 1), is_restricted=True)
     for subject in (b"_INBOX.a", b"_INBOX_PRIVATE.shop.a", b"news"):
         client.interest_came(subject)
         assert client.is_subscribed(subject) is (subject == b"_INBOX_PRIVATE.shop.a")
+
+
+async def test_a_server_with_tls_for_leaf_nodes_is_rejected():
+    """With a reason; nothing is sent in clear text."""
+    login = {"user": "app", "pass": "secret"}
+    client = LeafClient("strandline-1", lambda: ("127.0.0.1", 1), login=lambda _: login)
+    assert client.may_send(b"_INBOX.a"), "a user's own server decides itself"
+    transport, link = Transport(), LeafLink(client, lambda _: login)
+    link.connection_made(transport)
+    link.data_received(b'INFO {"tls_required":true,"nonce":"x"}\r\n')
+    assert "TLS" in link.failure
+    assert transport.written == b""
+    link.connection_lost(None)
+
+
+@pytest.mark.parametrize(
+    ("url", "found"),
+    [
+        ("here", ("here", 7422, {}, False)),
+        ("here:1", ("here", 1, {}, False)),
+        ("nats-leaf://a:b%40@here:1", ("here", 1, {"user": "a", "pass": "b@"}, False)),
+    ],
+)
+def test_addresses_of_leaf_listeners(url, found):
+    """With a port and a user, or without."""
+    assert parse_leaf_url(url) == found
+
+
+@pytest.mark.parametrize("url", ["tls://here:1", "nats://here", "nats-leaf://", "here:port"])
+def test_other_addresses_are_rejected(url):
+    """The error names the setting."""
+    with pytest.raises(InvalidConfigError, match=r"nats\.leafnodes"):
+        parse_leaf_url(url)

@@ -1,11 +1,12 @@
 """The pages of a stream's records: browse, follow, publish, download."""
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, urlencode
 
 from strandline.api.admin import StreamInfo
-from strandline.errors import InvalidRequestError, OffsetOutOfRangeError
+from strandline.errors import InvalidRequestError, OffsetOutOfRangeError, UnavailableError
 from strandline.servers.http.console.decoding import SchemaDecoder, key_text
 from strandline.servers.http.console.export import FORMATS
 from strandline.servers.http.console.formatting import parse_time
@@ -35,6 +36,7 @@ from strandline.servers.http.console.request import (
     Page,
     Redirect,
 )
+from strandline.values.schema import SchemaVersion
 
 STARTS: Final = (
     ("newest", "the newest"),
@@ -159,8 +161,11 @@ class RecordRow(NamedTuple):
 def rows_of(request: ConsoleRequest, records: Sequence[ConsoleRecord]) -> list[RecordRow]:
     """Return records with their bytes as text, values by the schema of their stream."""
     how = request.query["decode"] or "auto"
-    is_asked = bool(records) and how == "auto"
-    versions = request.client.schemas.list(request.path["name"]) if is_asked else ()
+    versions: Sequence[SchemaVersion] = ()
+    if records and how == "auto":
+        # Without a controller values are shown as they look.
+        with contextlib.suppress(UnavailableError):
+            versions = request.client.schemas.list(request.path["name"])
     decoder = SchemaDecoder(versions)
     return [
         RecordRow(

@@ -4,7 +4,7 @@ import contextlib
 from typing import Any, Final
 from urllib.parse import quote
 
-from strandline.errors import InvalidRequestError, NotAllowedError
+from strandline.errors import InvalidRequestError, NotAllowedError, UnavailableError
 from strandline.security.principal import INTERNAL_PREFIX
 from strandline.servers.http.console import formatting
 from strandline.servers.http.console.cluster_queries import StreamRow, stream_rows, stream_view
@@ -107,7 +107,8 @@ def stream_page(request: ConsoleRequest) -> Page:
 
 def _schema_of(request: ConsoleRequest) -> SchemaVersion | None:
     """Return the newest version of a stream's schema; None to those who may not read it, too."""
-    with contextlib.suppress(NotAllowedError):
+    # Without a controller the rest of the page is still of use.
+    with contextlib.suppress(NotAllowedError, UnavailableError):
         versions = request.client.schemas.list(request.path["name"])
         return versions[-1] if versions else None
     return None

@@ -43,7 +43,7 @@ from strandline.servers.nats.jetstream.errors import (
     reject,
     reject_json,
 )
-from strandline.servers.nats.jetstream.subjects import ApiCall, parse_subject
+from strandline.servers.nats.jetstream.subjects import PREFIX, ApiCall, parse_subject
 from strandline.servers.nats.jetstream.views import JetStreamView, split_name, view_of
 from strandline.servers.nats.ports import JetStreamPort
 from strandline.servers.nats.protocol import Message
@@ -179,10 +179,12 @@ class JetStreamApi:
 
     Args:
         broker: the broker.
+        domain: the JetStream domain of its requests; empty: none.
     """
 
-    def __init__(self, broker: JetStreamPort) -> None:
+    def __init__(self, broker: JetStreamPort, domain: str = "") -> None:
         self.broker = broker
+        self.domain = domain
         self.handlers: dict[str, Handler] = {"": _unknown}
         self.take_acks: AckHandler = _ignore_acks
         self.consumers_of: Callable[[str], int] = lambda _: 0
@@ -226,12 +228,18 @@ class JetStreamApi:
             if self._link is not None:
                 self._link.unsubscribe_acks(stream)
 
-    async def ask_others(self, subject: bytes, payload: bytes = b"") -> bytes | None:
+    @property
+    def prefix(self) -> str:
+        """What the subjects of requests begin with at a nats-server."""
+        return f"$JS.{self.domain}.API." if self.domain else PREFIX
+
+    async def ask_others(self, operation: str, payload: bytes = b"") -> bytes | None:
         """Return another broker's answer to a request; None if nobody responds.
 
         Raises:
             DisconnectedError: the connection was lost.
         """
+        subject = f"{self.prefix}{operation}".encode()
         return await self._link.request(subject, payload) if self._link is not None else None
 
     async def on_thread(self, function: Callable[..., T], *args: object) -> T:

@@ -30,7 +30,6 @@ from strandline.servers.nats.jetstream.partition_reader import OnThread, Partiti
 from strandline.servers.nats.jetstream.records import check_pattern
 from strandline.servers.nats.jetstream.starts import start_of
 from strandline.servers.nats.jetstream.state import RecordCounter
-from strandline.servers.nats.jetstream.subjects import PREFIX
 from strandline.servers.nats.leaf_link import LeafClient
 
 logger = logging.getLogger(__name__)
@@ -234,10 +233,10 @@ class PartitionQueries:
         Raises:
             ApiRejection: it does not answer, or cannot now.
         """
-        subject, payload = f"{PREFIX}{OPERATION}.{name}".encode(), msgspec.json.encode(query)
+        payload = msgspec.json.encode(query)
         try:
             async with asyncio.timeout(PEER_TIMEOUT_S):
-                answer = await self._api.ask_others(subject, payload)
+                answer = await self._api.ask_others(f"{OPERATION}.{name}", payload)
             return msgspec.msgpack.decode(answer or b"", type=PartitionAnswer)
         except (TimeoutError, DisconnectedError, *UNDECODABLE):  # an error is JSON
             reject(UNAVAILABLE, f"the broker that leads {name} does not answer")

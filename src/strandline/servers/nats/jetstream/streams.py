@@ -69,7 +69,6 @@ from strandline.servers.nats.jetstream.stream_config import (
     jetstream_config,
     stream_config,
 )
-from strandline.servers.nats.jetstream.subjects import PREFIX
 from strandline.servers.nats.jetstream.times import format_time
 from strandline.servers.nats.jetstream.views import JetStreamView, views_of
 from strandline.types import Offset
@@ -164,6 +163,7 @@ class StreamCalls:
             streams=len(streams),
             consumers=sum(self._api.consumers_of(view.name) for view in self._views()),
             limits=UNLIMITED_ACCOUNT,
+            domain=self._api.domain or msgspec.UNSET,
             api={"level": LEVEL_MAX, "total": self._api.requests, "errors": self._api.errors},
         )
 
@@ -232,10 +232,9 @@ class StreamCalls:
 
     async def _state_elsewhere(self, view: JetStreamView) -> StreamState:
         """Ask the broker that leads a stream."""
-        subject = f"{PREFIX}STREAM.INFO.{view.name}".encode()
         try:
             async with asyncio.timeout(PEER_TIMEOUT_S):
-                answer = await self._api.ask_others(subject)
+                answer = await self._api.ask_others(f"STREAM.INFO.{view.name}")
             return msgspec.json.decode(answer or b"", type=_StateAnswer).state
         except (TimeoutError, DisconnectedError, *UNDECODABLE):
             reject(UNAVAILABLE, f"the broker that leads {view.name} does not answer")

@@ -36,6 +36,9 @@ func main() {
 	nc, err := nats.Connect(os.Args[1])
 	check("connect", err)
 	js, err := jetstream.New(nc)
+	if len(os.Args) > 2 {
+		js, err = jetstream.NewWithDomain(nc, os.Args[2])
+	}
 	check("jetstream", err)
 	config := jetstream.KeyValueConfig{Bucket: "GO", History: 3, TTL: time.Hour}
 	kv, err := js.CreateKeyValue(ctx, config)
