@@ -117,12 +117,13 @@ def _run(config: LoadPipeline, report: Report | None, stop: threading.Event) -> 
     check_load(config)
     loads = [LocalLoad(config, prepare_load(config, each), stop) for each in reads_of(config)]
     with failure_noted(config.server, [load.group for load in loads], stop):
-        _step_until_over(config, loads, report, stop)
+        _step_until_over(config, loads, report=report, stop=stop)
 
 
 def _step_until_over(
     config: LoadPipeline,
     loads: Sequence["LocalLoad"],
+    *,
     report: Report | None,
     stop: threading.Event,
 ) -> None:
