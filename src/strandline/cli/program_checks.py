@@ -73,9 +73,9 @@ def check_nats(config: BrokerConfig) -> Iterator[CheckFinding]:
 
 def _reached(url: str, port: int = NATS_PORT) -> CheckFinding:
     parts = urlsplit(url if "://" in url else f"nats://{url}")
-    check = f"NATS server {parts.hostname}"
+    address = (parts.hostname or "", parts.port or port)
+    check = f"NATS server {address[0]}:{address[1]}"
     try:
-        address = (parts.hostname or "", parts.port or port)
         socket.create_connection(address, CONNECT_S).close()
     except OSError as failure:
         return warning(

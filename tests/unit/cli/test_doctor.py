@@ -215,11 +215,13 @@ def test_a_nats_server_that_does_not_answer_is_a_warning(doctor, tmp_path):
         settings = tmp_path / "settings.yaml"
         settings.write_text(
             f"nats:\n  servers: ['nats://127.0.0.1:{there}', 'nats://127.0.0.2:{gone}']\n"
+            f"  leafnodes: ['127.0.0.3:{gone}']\n"
         )
         code, found = doctor("--config", str(settings))
     assert code == 0
-    assert found["NATS server 127.0.0.1"]["status"] == "ok"
-    assert found["NATS server 127.0.0.2"]["status"] == "warning"
+    assert found[f"NATS server 127.0.0.1:{there}"]["status"] == "ok"
+    assert found[f"NATS server 127.0.0.2:{gone}"]["status"] == "warning"
+    assert found[f"NATS server 127.0.0.3:{gone}"]["status"] == "warning"
     assert "nats-server" not in found
 
 
