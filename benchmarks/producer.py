@@ -98,21 +98,25 @@ def measure(args: argparse.Namespace) -> list[Figure]:
                 BARE_ONE: lambda: put(connection, 1, batch, tables),
             }
             producer.append_batch(batch).result()
-            for _ in range(args.runs):
-                for way, run in ways.items():
-                    server_s, client_s = sum(family(broker.pid).values()), time.process_time()
-                    started = time.perf_counter()
-                    run()
-                    took_s = time.perf_counter() - started
-                    client_s = time.process_time() - client_s
-                    server_s = sum(family(broker.pid).values()) - server_s
-                    for unit, value in (
-                        ("GB/s", size_gb / took_s),
-                        (CLIENT, client_s / size_gb),
-                        (SERVER, server_s / size_gb),
-                    ):
-                        found.setdefault((way, unit), []).append(value)
+            for way, run in [*ways.items()] * args.runs:
+                for unit, value in costs_of(run, broker.pid, size_gb=size_gb).items():
+                    found.setdefault((way, unit), []).append(value)
     return [Figure(way, OURS, unit, values) for (way, unit), values in found.items()]
+
+
+def costs_of(run: Callable[[], None], pid: int, *, size_gb: float) -> dict[str, float]:
+    """Run a way once; return its rate and the CPU of both sides, by unit."""
+    server_s, client_s = sum(family(pid).values()), time.process_time()
+    started = time.perf_counter()
+    run()
+    took_s = time.perf_counter() - started
+    client_s = time.process_time() - client_s
+    server_s = sum(family(pid).values()) - server_s
+    return {
+        "GB/s": size_gb / took_s,
+        CLIENT: client_s / size_gb,
+        SERVER: server_s / size_gb,
+    }
 
 
 def main() -> None:

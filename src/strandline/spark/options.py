@@ -457,7 +457,7 @@ def parse_table_options(values: Mapping[str, str]) -> TableOptions:
     compression: Compression = options.choice("compression", get_args(Compression))
     primary_key = tuple(filter(None, (options.text("primaryKey") or "").split(",")))
     envelope: Envelope = options.choice("envelope", get_args(Envelope))
-    check_upsert(table_format, value_format, primary_key=primary_key, envelope=envelope)
+    check_upsert(table_format, value_format, key=primary_key, envelope=envelope)
     needs_server = any(options.text(name) for name in ("deadLetters", "server", "servers"))
     return TableOptions(
         path=options.required("path", "name the table's directory, as in .start('/data/flights')"),
@@ -488,23 +488,19 @@ def parse_table_options(values: Mapping[str, str]) -> TableOptions:
 
 
 def check_upsert(
-    table_format: TableFormat,
-    values: ValueFormat,
-    *,
-    primary_key: Sequence[str],
-    envelope: Envelope,
+    table_format: TableFormat, values: ValueFormat, *, key: Sequence[str], envelope: Envelope
 ) -> None:
     """Check that rows can be changed by a primary key, if one is given.
 
     Raises:
         InvalidConfigError: in plain Parquet, or events that are not decoded.
     """
-    if primary_key and table_format == "parquet":
+    if key and table_format == "parquet":
         raise InvalidConfigError(
             "a table of plain Parquet files takes no 'primaryKey': a listing of its directory "
             "would show replaced and deleted rows; set option 'tableFormat' to delta or iceberg"
         )
-    if envelope != "none" and (values not in ("json", "avro") or not primary_key):
+    if envelope != "none" and (values not in ("json", "avro") or not key):
         raise InvalidConfigError(
             f"option 'envelope' is {envelope}, whose events change rows by a primary key: set "
             "'primaryKey', and 'values' to json or avro"

@@ -64,20 +64,28 @@ class Upsert:
             elif len(kept):
                 with self._open_staged(file) as parquet:
                     files += self._write(_rows(parquet, _mask(file.rows, kept)), schema)
-        replaces: list[str] = []
         touched = last.select(proposal.primary_key)
-        bounds = _Bounds.of(touched.column(0))
+        replaces: list[str] = []
         existing = self._store.live_files(loaded, every=True) if loaded.at is not None else []
         for live in existing:
-            with usable(live.path), pq.ParquetFile(self._store.open_live(loaded, live)) as parquet:
-                gone = _touched_rows(parquet, touched, bounds)
-                if not len(gone):
-                    continue
+            left = self._without(loaded, live, touched, schema=schema)
+            if left is not None:
                 replaces.append(live.path)
-                if len(gone) < live.rows:
-                    left = pc.invert(_mask(live.rows, gone))
-                    files += self._rewrite(parquet, left, live=live, schema=schema)
+                files += left
         return msgspec.structs.replace(proposal, files=files, deletes=[], replaces=replaces)
+
+    def _without(
+        self, loaded: Loaded, live: LiveFile, touched: pa.Table, *, schema: pa.Schema
+    ) -> list[DataFile] | None:
+        """Return files with the rows of a file that have none of these keys; None: that are all."""
+        with usable(live.path), pq.ParquetFile(self._store.open_live(loaded, live)) as parquet:
+            gone = _touched_rows(parquet, touched, _Bounds.of(touched.column(0)))
+            if not len(gone):
+                return None
+            if len(gone) == live.rows:
+                return []
+            left = pc.invert(_mask(live.rows, gone))
+            return self._rewrite(parquet, left, live=live, schema=schema)
 
     def _last_of_each_key(self, proposal: Proposal, schema: pa.Schema) -> pa.Table:
         """Return the last change of each key: its file's number, its row there, and its key."""

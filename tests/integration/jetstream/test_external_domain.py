@@ -317,6 +317,15 @@ def test_a_domain_that_the_server_has_itself_is_rejected(tmp_path):
         server.kill()
 
 
+async def take_five(sub, done):
+    """Add the next messages to those that are done, as many as come and can be acknowledged."""
+    with contextlib.suppress(nats.errors.Error, js_errors.APIError):
+        for each in await sub.fetch(5, timeout=2):
+            assert each.data not in done
+            await each.ack_sync(timeout=2)
+            done.add(each.data)
+
+
 async def test_three_brokers_share_the_server(tmp_path, external):
     """One answers each request. When the leader is killed the next one goes on."""
     environment = {"STRANDLINE_NATS__LEAFNODES": external.leaf_url}
@@ -338,17 +347,8 @@ async def test_three_brokers_share_the_server(tmp_path, external):
         servers[await asyncio.to_thread(leader_of, servers)].kill()
         async with asyncio.timeout(90):
             while len(done) < 20:
-                with contextlib.suppress(nats.errors.Error, js_errors.APIError):
-                    await settle(await sub.fetch(5, timeout=2), done)
+                await take_five(sub, done)
         await client.close()
-
-
-async def settle(messages, done):
-    """Acknowledge messages, of which none was acknowledged before."""
-    for each in messages:
-        assert each.data not in done
-        await each.ack_sync(timeout=2)
-        done.add(each.data)
 
 
 @pytest.mark.parametrize(

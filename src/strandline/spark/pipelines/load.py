@@ -124,9 +124,7 @@ def check_load(config: LoadPipeline) -> None:
             if config.mode == "upsert"
             else "'primary_key' is for 'mode: upsert', and rows are appended"
         )
-    check_upsert(
-        config.format, config.values, primary_key=config.primary_key, envelope=config.envelope
-    )
+    check_upsert(config.format, config.values, key=config.primary_key, envelope=config.envelope)
     if config.dead_letters:
         stream_of(config.server, config.dead_letters)  # raises now, not at the first invalid value
 

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -117,26 +117,17 @@ def _run(config: LoadPipeline, report: Report | None, stop: threading.Event) -> 
     check_load(config)
     loads = [LocalLoad(config, prepare_load(config, each), stop) for each in reads_of(config)]
     with failure_noted(config.server, [load.group for load in loads], stop):
-        _step_until_over(config, loads, report, stop)
-
-
-def _step_until_over(
-    config: LoadPipeline,
-    loads: Sequence["LocalLoad"],
-    report: Report | None,
-    stop: threading.Event,
-) -> None:
-    while not stop.is_set():
-        began_s = time.monotonic()
-        moved = [load.step(report) for load in loads]
-        if config.trigger == "available_now":
-            if not any(moved):
-                return
-        elif any(moved):
-            stop.wait(max(0.0, config.interval_ms / 1000 - (time.monotonic() - began_s)))
-        else:
-            beyond: Offsets = {p: at for load in loads for p, at in load.position.items()}
-            wait_for_records(loads[0].options, beyond)
+        while not stop.is_set():
+            began_s = time.monotonic()
+            moved = [load.step(report) for load in loads]
+            if config.trigger == "available_now":
+                if not any(moved):
+                    return
+            elif any(moved):
+                stop.wait(max(0.0, config.interval_ms / 1000 - (time.monotonic() - began_s)))
+            else:
+                beyond: Offsets = {p: at for load in loads for p, at in load.position.items()}
+                wait_for_records(loads[0].options, beyond)
 
 
 class LocalLoad:

@@ -28,7 +28,7 @@ RETRY_MS: Final = 1_000.0
 _FAILURES: Final = (StrandlineError, ApiRejection, TimeoutError)
 
 
-class _MergedPart:
+class _PartitionState:
     """A partition: its buffer, and how reading it goes."""
 
     def __init__(self, buffer: DeliveryBuffer) -> None:
@@ -65,7 +65,7 @@ class MergedBuffer:
         wake: asyncio.Event,
     ) -> None:
         self._name = name
-        self._parts = list(map(_MergedPart, parts))
+        self._parts = list(map(_PartitionState, parts))
         self._state = state
         self._now_ms = now_ms
         self._wake = wake
@@ -195,8 +195,8 @@ class MergedBuffer:
         return Passed(passed, is_end and not self._has_records)
 
     @property
-    def _awaited(self) -> dict[asyncio.Task[Passed | None], _MergedPart]:
-        """What is being read and may still be awaited."""
+    def _awaited(self) -> dict[asyncio.Task[Passed | None], _PartitionState]:
+        """Return the reads that have begun and may still be awaited, with their partitions."""
         now_s = asyncio.get_running_loop().time()
         return {
             part.reading: part
@@ -238,7 +238,7 @@ class MergedBuffer:
         if outcome.is_end:
             ends.add(number)
 
-    def _is_absent(self, part: _MergedPart) -> bool:
+    def _is_absent(self, part: _PartitionState) -> bool:
         """Return whether a partition is left out now."""
         if part.retry_ms is not None and part.retry_ms <= self._now_ms():
             part.retry_ms = None
