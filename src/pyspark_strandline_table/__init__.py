@@ -4,6 +4,6 @@ A package can offer one format only. Rules: nothing but the name that Spark look
 else is in ``strandline.spark``.
 """
 
-from strandline.spark.table_source import StrandlineTable as DefaultSource
+from strandline.spark.tables.source import StrandlineTable as DefaultSource
 
 __all__ = ["DefaultSource"]

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from strandline import errors
     from strandline.client.aio import connect_async
     from strandline.client.client import connect
-    from strandline.spark.live_table import table
+    from strandline.spark.tables.live import table
 
 __all__ = ["__version__", "connect", "connect_async", "errors", "table"]
 
 _HOMES = {
     "connect": "strandline.client.client",
     "connect_async": "strandline.client.aio",
-    "table": "strandline.spark.live_table",
+    "table": "strandline.spark.tables.live",
 }
 
 

@@ -14,7 +14,7 @@ import yaml
 import strandline
 from strandline.spark.pipelines.config import decode_pipeline
 from strandline.spark.pipelines.local import run_local
-from strandline.spark.table_open import existing_store
+from strandline.spark.tables.open import existing_store
 
 from .object_stores import BUCKET
 

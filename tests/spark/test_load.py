@@ -17,7 +17,7 @@ from strandline.spark.pipelines.config import decode_pipeline
 from strandline.spark.pipelines.local import run_local
 from strandline.spark.pipelines.run import run_pipeline
 from strandline.spark.table import read_table
-from strandline.spark.table_iceberg import open_catalog
+from strandline.spark.tables.iceberg import open_catalog
 from strandline.values.columns import parse_columns
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]

@@ -8,8 +8,8 @@ import pytest
 from strandline.spark.pipelines.config import decode_pipeline
 from strandline.spark.pipelines.local import run_local
 from strandline.spark.pipelines.run import run_pipeline
-from strandline.spark.table_open import existing_store
-from strandline.spark.table_source import load_table
+from strandline.spark.tables.open import existing_store
+from strandline.spark.tables.source import load_table
 from tests.kit.object_stores import BUCKET, KEY, SECRET, ObjectStore
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]

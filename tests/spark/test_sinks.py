@@ -11,7 +11,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from strandline.spark.table import committed_offsets, read_table, table_summary
-from strandline.spark.table_source import load_table
+from strandline.spark.tables.source import load_table
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 

@@ -3,9 +3,9 @@
     from strandline.spark.table import committed_offsets, read_table
     read_table("lake/flights").to_table()
 
-Rules: the manifests name what is committed (``table_log`` decides, ``table_files`` stores); a
+Rules: the manifests name what is committed (``tables/log`` decides, ``tables/files`` stores); a
 commit's offsets are in the same manifest as its files, so that data and offsets cannot diverge.
-Must not know Spark: ``table_source`` connects tasks and driver.
+Must not know Spark: ``tables/source`` connects tasks and driver.
 """
 
 import json
@@ -18,8 +18,8 @@ import pyarrow as pa
 
 from strandline.errors import InvalidRequestError, UnavailableError
 from strandline.spark.options import TableFormat
-from strandline.spark.table_files import TableFiles
-from strandline.spark.table_log import (
+from strandline.spark.tables.files import TableFiles
+from strandline.spark.tables.log import (
     Manifest,
     PartitionId,
     Proposal,
@@ -28,8 +28,8 @@ from strandline.spark.table_log import (
     decode_schema,
     live_files,
 )
-from strandline.spark.table_open import directory_of, existing_store
-from strandline.spark.table_store import Loaded, TableStore
+from strandline.spark.tables.open import directory_of, existing_store
+from strandline.spark.tables.store import Loaded, TableStore
 
 if TYPE_CHECKING:
     import pyarrow.dataset

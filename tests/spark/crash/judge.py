@@ -17,9 +17,9 @@ from story import INPUTS, KEYS, LOADS, NEW_KEYS
 from strandline.spark.headers import SOURCE_HEADERS
 from strandline.spark.pipelines.sources import source_of
 from strandline.spark.table import read_table
-from strandline.spark.table_files import TableFiles
-from strandline.spark.table_iceberg import open_catalog
-from strandline.spark.table_open import existing_store
+from strandline.spark.tables.files import TableFiles
+from strandline.spark.tables.iceberg import open_catalog
+from strandline.spark.tables.open import existing_store
 
 
 class Sequence(NamedTuple):

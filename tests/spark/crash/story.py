@@ -14,7 +14,7 @@ from feeding import NatsPublisher
 import strandline
 from strandline.spark.demo.processes import Child
 from strandline.spark.headers import SOURCE_OFFSET, SOURCE_PARTITION, SOURCE_STREAM
-from strandline.spark.table_iceberg import open_catalog
+from strandline.spark.tables.iceberg import open_catalog
 
 JOB = Path(__file__).parents[1] / "jobs" / "pipelines.py"
 STREAMS = ("copy", "transform", "aggregate", "merge", "repartition", "clean")

@@ -14,7 +14,7 @@ from pyspark.sql.types import ArrayType, MapType, StringType, StructType
 
 from strandline.errors import InvalidConfigError, InvalidRecordError
 from strandline.spark.options import parse_table_options
-from strandline.spark.table_values import Decoding, check_decoding
+from strandline.spark.tables.values import Decoding, check_decoding
 from strandline.values.avro import arrow_schema_of
 from strandline.values.decode import (
     check_distinct_names,

@@ -21,14 +21,13 @@ from strandline.errors import (
     InvalidRequestError,
     UnavailableError,
 )
-from strandline.spark import table_delta
 from strandline.spark.options import TableOptions
 from strandline.spark.table import commit, committed_offsets
-from strandline.spark.table_files import TableFiles
-from strandline.spark.table_iceberg import open_catalog
-from strandline.spark.table_open import existing_store, open_store
-
-from .tables import DAY_MS, propose
+from strandline.spark.tables import delta as table_delta
+from strandline.spark.tables.files import TableFiles
+from strandline.spark.tables.iceberg import open_catalog
+from strandline.spark.tables.open import existing_store, open_store
+from tests.kit.tables import DAY_MS, propose
 
 SCHEMA = pa.schema(
     [
@@ -280,7 +279,7 @@ def test_a_delta_commit_that_fails_without_a_race_is_not_tried_again(tmp_path, m
     assert lake.commit(lake.propose(rows(0, 0, 3)))
     staged, store = lake.propose(rows(0, 3, 5), batch=1), lake.store()
     track_rows(DeltaTable(lake.path))
-    monkeypatch.setattr("strandline.spark.table_delta._check_writable", lambda *_, **__: None)
+    monkeypatch.setattr("strandline.spark.tables.delta._check_writable", lambda *_, **__: None)
     with pytest.raises(UnavailableError):
         commit(store, staged, garbage_age_ms=DAY_MS)
 

@@ -11,12 +11,12 @@ import yaml
 
 import strandline
 from strandline.errors import DataLossError, InvalidConfigError, InvalidRequestError
-from strandline.spark import table_io
 from strandline.spark.connection import forget_client
 from strandline.spark.pipelines.config import decode_pipeline
 from strandline.spark.pipelines.local import run_local
 from strandline.spark.pipelines.status import load_status
 from strandline.spark.table import committed_offsets, read_table
+from strandline.spark.tables import io as table_io
 from strandline.testing import Server
 from tests.kit.local_loads import FORMATS, LocalLoad
 

@@ -34,7 +34,7 @@ from strandline.spark.pipelines.local import run_local
 from strandline.spark.pipelines.run import start_pipeline
 from strandline.spark.pipelines.status import load_status
 from strandline.spark.table import table_summary
-from strandline.spark.table_store import LocalDirectory
+from strandline.spark.tables.store import LocalDirectory
 from strandline.testing import Server
 from strandline.values.columns import parse_columns
 from tests.kit.local_loads import FORMATS, LocalLoad, sql_catalog
@@ -150,7 +150,7 @@ def test_a_killed_load_takes_each_record_once(log):
 
 def test_a_batch_that_was_planned_is_repeated_as_planned(log, monkeypatch):
     """After a crash between dead letters and commit, newer records wait for the next batch."""
-    from strandline.spark import table_io
+    from strandline.spark.tables import io as table_io
 
     log.append(range(10), bad={3})
     with monkeypatch.context() as patch:

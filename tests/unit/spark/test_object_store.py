@@ -18,13 +18,12 @@ from strandline.errors import (
 from strandline.spark.connection import forget_client
 from strandline.spark.options import TableOptions
 from strandline.spark.table import commit, committed_offsets, read_table, table_summary
-from strandline.spark.table_objects import ObjectDirectory
-from strandline.spark.table_open import existing_store, open_store
+from strandline.spark.tables.objects import ObjectDirectory
+from strandline.spark.tables.open import existing_store, open_store
 from strandline.testing import Server
 from tests.kit.local_loads import FORMATS, LocalLoad, sql_catalog
 from tests.kit.object_stores import BUCKET, KEY, SECRET, ObjectStore
-
-from .tables import DAY_MS, SCHEMA, propose, rows
+from tests.kit.tables import DAY_MS, SCHEMA, propose, rows
 
 COMMITS = "PUT .*(/commits/0|/_delta_log/0|metadata.json).*"
 """Requests that make a commit, in any format."""
@@ -156,7 +155,7 @@ def test_a_store_that_is_away_is_retriable(lake, s3, monkeypatch):
     """The error says which store, and not with which secret."""
     lake.commit(lake.propose(rows(0, 0, 2)))
     monkeypatch.setattr(ObjectDirectory, "retry_pauses_s", (0.1,))
-    monkeypatch.setattr("strandline.spark.table_objects._RETRY", {"max_retries": 0})
+    monkeypatch.setattr("strandline.spark.tables.objects._RETRY", {"max_retries": 0})
     s3.fail("refuse")
     with pytest.raises(UnavailableError) as caught:
         lake.commit(lake.propose(rows(0, 2, 4), batch=1))

@@ -12,7 +12,7 @@ from strandline.spark.pipelines.outputs import ensure_stream, removed_if_refused
 from strandline.spark.releases import check_spark_version
 from strandline.spark.session import spark_session
 from strandline.spark.source import StrandlineSource
-from strandline.spark.table_source import StrandlineTable
+from strandline.spark.tables.source import StrandlineTable
 from strandline.testing import Server
 
 

@@ -24,8 +24,8 @@ from strandline.spark.planning import OffsetRange, PartitionExtent, StreamExtent
 from strandline.spark.rows import check_columns
 from strandline.spark.source import COLUMNS
 from strandline.spark.table import read_table
-from strandline.spark.table_io import StagedFiles
-from strandline.spark.table_stage import StagedRows
+from strandline.spark.tables.io import StagedFiles
+from strandline.spark.tables.stage import StagedRows
 
 WRITE = parse_write_options({"server": "s:1", "stream": "x"})
 UNLIMITED = ReadMinRows(1)

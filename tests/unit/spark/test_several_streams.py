@@ -18,7 +18,7 @@ from strandline.errors import (
 )
 from strandline.spark.connection import forget_client
 from strandline.spark.options import parse_read_options, parse_table_options
-from strandline.spark.table_gaps import GapExplainer
+from strandline.spark.tables.gaps import GapExplainer
 from strandline.testing import Server
 
 UNLIMITED = ReadMinRows(1)

@@ -18,10 +18,9 @@ from strandline.spark.table import (
     read_table,
     table_summary,
 )
-from strandline.spark.table_files import TableFiles
-from strandline.spark.table_stage import FileSettings, stage, summarize
-
-from .tables import DAY_MS, SCHEMA, propose, rows, stored, visible
+from strandline.spark.tables.files import TableFiles
+from strandline.spark.tables.stage import FileSettings, stage, summarize
+from tests.kit.tables import DAY_MS, SCHEMA, propose, rows, stored, visible
 
 
 def expected(**stops):

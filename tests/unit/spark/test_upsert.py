@@ -23,10 +23,10 @@ from strandline.spark.options import parse_table_options
 from strandline.spark.pipelines.config import decode_pipeline
 from strandline.spark.pipelines.local import run_local
 from strandline.spark.pipelines.status import load_status
-from strandline.spark.table_compact import compact
-from strandline.spark.table_iceberg import open_catalog
-from strandline.spark.table_io import TableCommitter
-from strandline.spark.table_open import existing_store
+from strandline.spark.tables.compact import compact
+from strandline.spark.tables.iceberg import open_catalog
+from strandline.spark.tables.io import TableCommitter
+from strandline.spark.tables.open import existing_store
 from strandline.testing import Server
 from strandline.values.decode import RECORD_SCHEMA
 from tests.kit.local_loads import LocalLoad, sql_catalog

@@ -36,7 +36,7 @@ from strandline.spark.pipelines.config import AggregatePipeline
 from strandline.spark.pipelines.outputs import ensure_stream, stream_of
 from strandline.spark.pipelines.queries import read_stream, write_stream
 from strandline.spark.pipelines.sources import check_derivable
-from strandline.spark.table_store import local_path, make_directory, replace_durably
+from strandline.spark.tables.store import local_path, make_directory, replace_durably
 
 _OUTPUT = "key STRING, value STRING"
 _BEGINNING = "began-with.json"

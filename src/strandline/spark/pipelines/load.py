@@ -2,7 +2,7 @@
 
 Rules: a load resumes at the table's own offsets, so that a lost checkpoint loses or doubles
 nothing; a recreated stream needs a new table; the schema of decoded values is fixed by the first
-commit. The table sink (``table_io``) commits.
+commit. The table sink (``tables/io``) commits.
 """
 
 import json
@@ -25,10 +25,10 @@ from strandline.spark.pipelines.outputs import stream_of
 from strandline.spark.pipelines.queries import read_stream, triggered
 from strandline.spark.planning import keyed
 from strandline.spark.session import wait_for_sources
-from strandline.spark.table_changes import rows_of_events
-from strandline.spark.table_log import TableState, check_same_key, check_same_stream, decode_schema
-from strandline.spark.table_open import existing_store, is_object_url
-from strandline.spark.table_store import Loaded, MissingTableError, TableStore, local_path
+from strandline.spark.tables.changes import rows_of_events
+from strandline.spark.tables.log import TableState, check_same_key, check_same_stream, decode_schema
+from strandline.spark.tables.open import existing_store, is_object_url
+from strandline.spark.tables.store import Loaded, MissingTableError, TableStore, local_path
 from strandline.values.columns import arrow_schema, parse_columns
 from strandline.values.decode import (
     RECORD_COLUMNS,

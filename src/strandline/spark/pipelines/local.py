@@ -56,9 +56,9 @@ from strandline.spark.planning import (
 )
 from strandline.spark.progress import QueryProgress, failure_noted
 from strandline.spark.source import StrandlineSource
-from strandline.spark.table_io import StagedFiles, TableCommitter
-from strandline.spark.table_log import TableState
-from strandline.spark.table_store import local_path, make_directory, replace_durably, usable
+from strandline.spark.tables.io import StagedFiles, TableCommitter
+from strandline.spark.tables.log import TableState
+from strandline.spark.tables.store import local_path, make_directory, replace_durably, usable
 from strandline.types import PartitionName
 
 logger = logging.getLogger(__name__)

@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from strandline.errors import InvalidRecordError
-from strandline.spark.table_changes import Changes
-from strandline.spark.table_log import DataFile, Ranges, RangeSummary, merge_ranges
-from strandline.spark.table_store import TableStore, usable
+from strandline.spark.tables.changes import Changes
+from strandline.spark.tables.log import DataFile, Ranges, RangeSummary, merge_ranges
+from strandline.spark.tables.store import TableStore, usable
 from strandline.values.decode import RECORD_PREFIX
 
 _ROW_GROUP_BYTES = 64 << 20

@@ -6,7 +6,7 @@ Rules: a staged file is durable under a random name that no reader lists. Commit
 table's log, and a hard link puts it where readers look: after the commit for plain Parquet, before
 it for Delta Lake and Iceberg, whose log alone says what is in the table. The number of the next
 commit is compared and set by the table's own log, so that of two writers one wins. A directory has
-to be on a POSIX file system with hard links that all writers share; ``table_objects`` is for object
+to be on a POSIX file system with hard links that all writers share; ``objects`` is for object
 stores. Must not know Spark, nor what may be committed.
 """
 
@@ -31,7 +31,7 @@ from strandline.errors import (
     StrandlineError,
     UnavailableError,
 )
-from strandline.spark.table_log import DataFile, LiveFile, Proposal, TableState, decode_schema
+from strandline.spark.tables.log import DataFile, LiveFile, Proposal, TableState, decode_schema
 from strandline.values.decode import RECORD_PREFIX
 
 META_DIRECTORY = "_strandline"

@@ -14,9 +14,9 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from strandline.spark.table_log import LiveFile, Proposal, decode_schema
-from strandline.spark.table_stage import FileSettings, stage
-from strandline.spark.table_store import Loaded, TableStore, usable
+from strandline.spark.tables.log import LiveFile, Proposal, decode_schema
+from strandline.spark.tables.stage import FileSettings, stage
+from strandline.spark.tables.store import Loaded, TableStore, usable
 
 logger = logging.getLogger(__name__)
 

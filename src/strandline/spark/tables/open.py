@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from strandline.errors import InvalidConfigError
 from strandline.spark.options import TableFormat, TableOptions
-from strandline.spark.table_files import TableFiles
-from strandline.spark.table_store import LocalDirectory, TableDirectory, TableStore, local_path
+from strandline.spark.tables.files import TableFiles
+from strandline.spark.tables.store import LocalDirectory, TableDirectory, TableStore, local_path
 
 
 def open_store(options: TableOptions, schema: pa.Schema) -> TableStore:
@@ -26,7 +26,7 @@ def open_store(options: TableOptions, schema: pa.Schema) -> TableStore:
     """
     where = {"catalog": options.catalog, "storage": options.storage}
     if options.table_format == "iceberg":
-        iceberg = _library("strandline.spark.table_iceberg", "pyiceberg")
+        iceberg = _library("strandline.spark.tables.iceberg", "pyiceberg")
         iceberg.prepare_iceberg(options.path, schema=schema, **where)
     store = existing_store(options.path, table_format=options.table_format, **where)
     store.check_kind(schema)
@@ -49,10 +49,10 @@ def existing_store(
     if table_format == "parquet":
         return TableFiles(directory_of(path, settings))
     if table_format == "delta":
-        delta = _library("strandline.spark.table_delta", "deltalake")
+        delta = _library("strandline.spark.tables.delta", "deltalake")
         store: TableStore = delta.DeltaStore(directory_of(path, settings))
         return store
-    iceberg = _library("strandline.spark.table_iceberg", "pyiceberg")
+    iceberg = _library("strandline.spark.tables.iceberg", "pyiceberg")
     where = {"catalog": catalog or {}, "storage": settings}
     directory = directory_of(iceberg.location_of(path, **where), settings, data="data")
     opened: TableStore = iceberg.IcebergStore(path, directory=directory, **where)
@@ -76,7 +76,7 @@ def directory_of(path: str, storage: Mapping[str, str], *, data: str = "") -> Ta
         InvalidConfigError: a URL of another kind, or settings that are not valid.
     """
     if is_object_url(path):
-        objects = _library("strandline.spark.table_objects", "obstore")
+        objects = _library("strandline.spark.tables.objects", "obstore")
         made: TableDirectory = objects.ObjectDirectory(path, storage=storage, data=data)
         return made
     root = local_path(path)

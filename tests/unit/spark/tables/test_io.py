@@ -21,9 +21,9 @@ from pyspark.sql.types import (
 from strandline.errors import InvalidConfigError
 from strandline.spark.options import TableOptions
 from strandline.spark.table import read_table
-from strandline.spark.table_io import BatchTableWriter, StreamTableWriter, TableReader
-from strandline.spark.table_open import existing_store
-from strandline.spark.table_values import value_schema
+from strandline.spark.tables.io import BatchTableWriter, StreamTableWriter, TableReader
+from strandline.spark.tables.open import existing_store
+from strandline.spark.tables.values import value_schema
 
 LONGS = StructType([StructField("n", LongType())])
 FORMATS = ["parquet", "delta", "iceberg"]

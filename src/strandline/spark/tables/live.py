@@ -26,9 +26,9 @@ from strandline.spark.planning import (
     plan_ranges,
     starting_offsets,
 )
-from strandline.spark.table_log import TableState, check_same_stream, decode_schema
-from strandline.spark.table_open import existing_store
-from strandline.spark.table_store import Loaded, TableStore
+from strandline.spark.tables.log import TableState, check_same_stream, decode_schema
+from strandline.spark.tables.open import existing_store
+from strandline.spark.tables.store import Loaded, TableStore
 from strandline.values.decode import (
     RECORD_COLUMNS,
     RECORD_PREFIX,

@@ -3,7 +3,7 @@
 Rules: tasks stage files, and the driver commits them in one step under (transaction id, batch): the
 query's id and Spark's batch number, unless ``txnId`` is given. ``abort`` removes nothing, because
 Spark also calls it after a commit that succeeded without an answer; garbage is removed by age.
-``table_log`` decides what may be committed.
+``log`` decides what may be committed.
 """
 
 import logging
@@ -29,15 +29,15 @@ from strandline.spark.arrow import SparkCast, sized_batches
 from strandline.spark.options import TableOptions
 from strandline.spark.publication import Part, publish
 from strandline.spark.table import commit, committed_files, committed_schema
-from strandline.spark.table_changes import delete_schema
-from strandline.spark.table_compact import compact
-from strandline.spark.table_gaps import GapExplainer
-from strandline.spark.table_log import Proposal, decide, encode_schema, merge_ranges
-from strandline.spark.table_open import directory_of, open_store
-from strandline.spark.table_stage import FileSettings, StagedRows, stage, tracks_offsets
-from strandline.spark.table_store import usable
-from strandline.spark.table_upsert import Upsert
-from strandline.spark.table_values import (
+from strandline.spark.tables.changes import delete_schema
+from strandline.spark.tables.compact import compact
+from strandline.spark.tables.gaps import GapExplainer
+from strandline.spark.tables.log import Proposal, decide, encode_schema, merge_ranges
+from strandline.spark.tables.open import directory_of, open_store
+from strandline.spark.tables.stage import FileSettings, StagedRows, stage, tracks_offsets
+from strandline.spark.tables.store import usable
+from strandline.spark.tables.upsert import Upsert
+from strandline.spark.tables.values import (
     Decoding,
     check_changes,
     check_decoding,

@@ -20,13 +20,12 @@ from strandline.spark.connection import forget_client, identity_of, read_rows
 from strandline.spark.options import ReadOptions, TableOptions
 from strandline.spark.planning import OffsetRange
 from strandline.spark.table import commit
-from strandline.spark.table_log import Proposal, encode_schema
-from strandline.spark.table_open import existing_store, open_store
-from strandline.spark.table_stage import FileSettings, stage
+from strandline.spark.tables.log import Proposal, encode_schema
+from strandline.spark.tables.open import existing_store, open_store
+from strandline.spark.tables.stage import FileSettings, stage
 from strandline.testing import Server
 from strandline.values.decode import RECORD_SCHEMA, decoded_schema
-
-from .tables import DAY_MS
+from tests.kit.tables import DAY_MS
 
 FORMATS = ("parquet", "delta", "iceberg")
 NUMBERS = pa.schema([("n", pa.int64())])
@@ -185,7 +184,7 @@ def test_before_the_first_commit_everything_is_in_the_log(broker, tmp_path):
 
 def test_values_are_decoded_as_the_load_does(broker, tmp_path):
     """The tail has the columns of the table; what a load makes a dead letter may be left out."""
-    from strandline.spark.live_table import _decoder
+    from strandline.spark.tables.live import _decoder
 
     url, client = broker
     schema = decoded_schema(RECORD_SCHEMA, NUMBERS)

@@ -30,13 +30,13 @@ from strandline.spark.headers import ERROR, SOURCE_OFFSET, SOURCE_PARTITION, SOU
 from strandline.spark.options import TableFormat, TableOptions
 from strandline.spark.publication import Part, begin_stage
 from strandline.spark.rows import Fingerprint
-from strandline.spark.table_changes import (
+from strandline.spark.tables.changes import (
     ChangeDecoder,
     Changes,
     check_primary_key,
     envelope_schema,
 )
-from strandline.spark.table_stage import tracks_offsets
+from strandline.spark.tables.stage import tracks_offsets
 from strandline.values.decode import check_decodable, record_columns, value_decoder
 from strandline.values.schema import SchemaVersion
 

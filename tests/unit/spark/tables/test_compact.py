@@ -11,19 +11,18 @@ from hypothesis import strategies as st
 
 import strandline
 from strandline.errors import UnavailableError
-from strandline.spark import table_compact
 from strandline.spark.connection import forget_client
 from strandline.spark.options import TableOptions
 from strandline.spark.table import commit, committed_offsets, read_table, table_summary
-from strandline.spark.table_compact import FILES_MAX, choose_files, compact
-from strandline.spark.table_iceberg import open_catalog
-from strandline.spark.table_log import LiveFile
-from strandline.spark.table_open import existing_store, open_store
+from strandline.spark.tables import compact as table_compact
+from strandline.spark.tables.compact import FILES_MAX, choose_files, compact
+from strandline.spark.tables.iceberg import open_catalog
+from strandline.spark.tables.log import LiveFile
+from strandline.spark.tables.open import existing_store, open_store
 from strandline.testing import Server
 from tests.kit.local_loads import FORMATS, LocalLoad, sql_catalog
 from tests.kit.object_stores import BUCKET, ObjectStore
-
-from .tables import DAY_MS, SCHEMA, propose, rows
+from tests.kit.tables import DAY_MS, SCHEMA, propose, rows
 
 FILE_BYTES = 512 << 20
 

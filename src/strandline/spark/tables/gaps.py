@@ -16,7 +16,7 @@ from strandline.errors import InvalidConfigError
 from strandline.spark.connection import stored_offsets, stream_state
 from strandline.spark.options import ORIGIN, ReadOptions, TableOptions
 from strandline.spark.planning import OffsetRange, identities
-from strandline.spark.table_log import PartitionId, Proposal, RangeSummary, TableState, unexplained
+from strandline.spark.tables.log import PartitionId, Proposal, RangeSummary, TableState, unexplained
 
 logger = logging.getLogger(__name__)
 

@@ -33,7 +33,7 @@ from pyiceberg.table import Table, Transaction
 from pyiceberg.table.snapshots import Snapshot
 
 from strandline.errors import InvalidConfigError, InvalidRequestError, UnavailableError
-from strandline.spark.table_log import (
+from strandline.spark.tables.log import (
     LiveFile,
     Proposal,
     TableState,
@@ -43,7 +43,7 @@ from strandline.spark.table_log import (
     partition_id,
     staged_name,
 )
-from strandline.spark.table_store import (
+from strandline.spark.tables.store import (
     Loaded,
     MissingTableError,
     TableDirectory,
@@ -190,7 +190,7 @@ def open_catalog(
     """
     rest = {key: value for key, value in properties.items() if key != "name"}
     if storage:
-        from strandline.spark.table_objects import iceberg_properties
+        from strandline.spark.tables.objects import iceberg_properties
 
         rest = iceberg_properties(storage) | rest
     try:

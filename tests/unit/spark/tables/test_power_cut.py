@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from strandline.spark import table_store
 from strandline.spark.table import commit
-from strandline.spark.table_files import TableFiles
-from strandline.spark.table_store import make_directory, replace_durably
-
-from .tables import DAY_MS, propose, rows, stored, visible
+from strandline.spark.tables import store as table_store
+from strandline.spark.tables.files import TableFiles
+from strandline.spark.tables.store import make_directory, replace_durably
+from tests.kit.tables import DAY_MS, propose, rows, stored, visible
 
 STEPS = ("link", "mkdir", "rename", "unlink", "fsync")
 TABLE = Path("deep", "table")

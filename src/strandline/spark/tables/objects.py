@@ -25,8 +25,8 @@ from obstore.store import S3Store
 from pyarrow.fs import S3FileSystem
 
 from strandline.errors import DataLossError, InvalidConfigError, UnavailableError
-from strandline.spark.table_log import DataFile
-from strandline.spark.table_store import TableDirectory, gone, reason_of
+from strandline.spark.tables.log import DataFile
+from strandline.spark.tables.store import TableDirectory, gone, reason_of
 
 if TYPE_CHECKING:
     from obstore.store import RetryConfig

@@ -17,7 +17,7 @@ from strandline.spark.source import reject_overwrite
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from strandline.spark.table_io import BatchTableWriter, StreamTableWriter, TableReader
+    from strandline.spark.tables.io import BatchTableWriter, StreamTableWriter, TableReader
 
 
 class StrandlineTable(DataSource):
@@ -49,14 +49,14 @@ class StrandlineTable(DataSource):
     def reader(self, schema: StructType) -> "TableReader":
         """Return a batch reader of what is committed."""
         from strandline.spark.options import parse_table_options
-        from strandline.spark.table_io import TableReader
+        from strandline.spark.tables.io import TableReader
 
         return TableReader(parse_table_options(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> "BatchTableWriter":  # noqa: FBT001 -- Spark's signature
         """Return a batch writer, which commits as ``batchId`` of ``txnId`` or on its own."""
         from strandline.spark.options import parse_table_options
-        from strandline.spark.table_io import BatchTableWriter
+        from strandline.spark.tables.io import BatchTableWriter
 
         reject_overwrite(overwrite=overwrite)
         return BatchTableWriter(parse_table_options(self.options), schema)
@@ -64,7 +64,7 @@ class StrandlineTable(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> "StreamTableWriter":  # noqa: N802, FBT001 -- Spark's signature
         """Return a streaming writer that commits each micro-batch."""
         from strandline.spark.options import parse_table_options
-        from strandline.spark.table_io import StreamTableWriter
+        from strandline.spark.tables.io import StreamTableWriter
 
         reject_overwrite(overwrite=overwrite)
         return StreamTableWriter(parse_table_options(self.options), schema)
@@ -88,7 +88,7 @@ def load_table(
     from pyspark.sql.pandas.types import from_arrow_schema
 
     from strandline.spark.table import committed_files, committed_schema
-    from strandline.spark.table_open import is_object_url
+    from strandline.spark.tables.open import is_object_url
 
     if is_object_url(path):
         reader = spark.read.format(StrandlineTable.name())

@@ -16,10 +16,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from strandline.errors import InvalidRequestError
-from strandline.spark.table_changes import delete_schema, place_columns
-from strandline.spark.table_log import DataFile, LiveFile, Proposal, decode_schema, staged_name
-from strandline.spark.table_stage import FileSettings, stage
-from strandline.spark.table_store import Loaded, TableStore, usable
+from strandline.spark.tables.changes import delete_schema, place_columns
+from strandline.spark.tables.log import DataFile, LiveFile, Proposal, decode_schema, staged_name
+from strandline.spark.tables.stage import FileSettings, stage
+from strandline.spark.tables.store import Loaded, TableStore, usable
 
 _PREFIX = "changed"
 _ROW = "row of a file"

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from strandline.errors import DataLossError, InvalidRequestError
-from strandline.spark.table_log import (
+from strandline.spark.tables.log import (
     DataFile,
     LiveFile,
     Manifest,
@@ -31,7 +31,7 @@ from strandline.spark.table_log import (
     numbered,
     staged_name,
 )
-from strandline.spark.table_store import (
+from strandline.spark.tables.store import (
     COMMITS,
     META_DIRECTORY,
     Loaded,

@@ -4,11 +4,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from strandline.spark import table_stage
-from strandline.spark.table_files import TableFiles
-from strandline.spark.table_stage import FileSettings, stage, tracks_offsets
-
-from .tables import SCHEMA, rows
+from strandline.spark.tables import stage as table_stage
+from strandline.spark.tables.files import TableFiles
+from strandline.spark.tables.stage import FileSettings, stage, tracks_offsets
+from tests.kit.tables import SCHEMA, rows
 
 PLAIN = {"schema": SCHEMA, "prefix": "task-7", "compression": "none"}
 

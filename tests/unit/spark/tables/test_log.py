@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.errors import DataLossError, InvalidRecordError, InvalidRequestError
-from strandline.spark.table_log import (
+from strandline.spark.tables.log import (
     DataFile,
     Manifest,
     Proposal,

@@ -4,8 +4,8 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from strandline.spark.table import read_table
-from strandline.spark.table_log import Proposal, encode_schema, merge_ranges
-from strandline.spark.table_stage import FileSettings, stage, tracks_offsets
+from strandline.spark.tables.log import Proposal, encode_schema, merge_ranges
+from strandline.spark.tables.stage import FileSettings, stage, tracks_offsets
 
 SCHEMA = pa.schema([("partition", pa.int32()), ("offset", pa.int64()), ("value", pa.binary())])
 DAY_MS = 86_400_000

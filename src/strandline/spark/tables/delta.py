@@ -33,8 +33,8 @@ from deltalake.exceptions import (
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 
 from strandline.errors import InvalidRequestError, UnavailableError
-from strandline.spark.table_files import TableFiles
-from strandline.spark.table_log import (
+from strandline.spark.tables.files import TableFiles
+from strandline.spark.tables.log import (
     DataFile,
     LiveFile,
     PartitionId,
@@ -46,7 +46,7 @@ from strandline.spark.table_log import (
     encode_state,
     staged_name,
 )
-from strandline.spark.table_store import (
+from strandline.spark.tables.store import (
     Loaded,
     TableStore,
     check_every,
