@@ -34,9 +34,10 @@ def failure_noted(server: str, groups: Iterable[str], stop: threading.Event) -> 
     _note(server, names, "")
     try:
         yield
-    except StrandlineError as error:
+    except Exception as error:
         if not stop.is_set():
-            _note(server, names, str(error)[:METADATA_MAX])
+            what = str(error) if isinstance(error, StrandlineError) else repr(error)
+            _note(server, names, what[:METADATA_MAX])
         raise
 
 

@@ -54,6 +54,11 @@ def test_the_error_that_ends_a_pipeline_is_shown_until_it_runs_again(broker):
     assert "a fresh one" not in {each.group for each in client.groups.list()}
     with pytest.raises(UnknownStreamError), failure_noted(url, ["x" * 4000], stop):
         raise UnknownStreamError("no stream 'orders'")
+    with pytest.raises(ZeroDivisionError), failure_noted(url, ["a load"], stop):
+        1 / 0  # noqa: B018 - a fault of ours
+    assert client.groups.info("a load").metadata == "ZeroDivisionError('division by zero')"
+    with failure_noted(url, ["a load"], stop):
+        pass
     stop.set()
     with pytest.raises(UnknownStreamError), failure_noted(url, ["a load"], stop):
         raise UnknownStreamError("no stream 'orders'")
