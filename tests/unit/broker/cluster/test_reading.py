@@ -3,10 +3,12 @@
 import pyarrow as pa
 import pytest
 
+from strandline.broker.cluster import reading
 from strandline.broker.cluster.reading import read_batches
 from strandline.encryption.data_keys import new_data_key
 from strandline.encryption.master_keys import MasterKey, MasterKeys
 from strandline.encryption.sealer import BatchSealer
+from strandline.errors import InvalidRequestError
 from strandline.record.batch import Attributes, check_batch, header_of
 from strandline.record.codec import Stamp, decode_batches, encode_again, encode_records
 from strandline.record.sealed import is_sealed
@@ -100,3 +102,15 @@ def test_what_is_encrypted_stays_so(log):
     assert ref.size == len(batch)
     assert b"three" not in bytes(batch)
     assert rows(log, [batch]).equals(rows(log, [whole]).slice(2))
+
+
+def test_a_range_has_a_limit_of_bytes(log, monkeypatch):
+    """As many as it allows are given whole; with one more it is rejected."""
+    whole = records()
+    log.append(whole, header_of(whole))
+    monkeypatch.setattr(reading, "RANGE_BYTES_MAX", len(whole))
+    [(ref, _)] = reading.read_range(log, 10, 10 + COUNT)
+    assert (ref.base_offset, ref.next_offset) == (10, 10 + COUNT)
+    monkeypatch.setattr(reading, "RANGE_BYTES_MAX", len(whole) - 1)
+    with pytest.raises(InvalidRequestError, match="up to offset 15"):
+        reading.read_range(log, 10, 10 + COUNT)
