@@ -339,6 +339,35 @@ def test_rows_of_others_keep_their_columns(tmp_path):
     }
 
 
+def test_files_that_others_rewrote_are_changed_and_merged(tmp_path):
+    """delta-rs writes views of texts, also in lists, for which Arrow has no filter."""
+    columns = pa.schema([*COLUMNS, ("tags", pa.list_(pa.string())), ("more", pa.binary())])
+    table = Table(tmp_path, "delta", valueSchema=from_arrow_schema(columns).json())
+    values = [{"id": n, "name": f"{n}", "tags": ["x"], "more": "eA=="} for n in range(6)]
+    for batch in range(3):
+        mine = values[2 * batch : 2 * batch + 2]
+        pairs = [(b"%d" % each["id"], json.dumps(each).encode()) for each in mine]
+        table.commit(records(0, 2 * batch, *pairs))
+    DeltaTable(table.path).delete("id = 0")
+    DeltaTable(table.path).update(predicate="id = 2", updates={"name": "'their'"})
+    DeltaTable(table.path).delete("id = 4")
+    assert compact(table.store(), file_bytes=1 << 20, files_max=1) == 3
+    table.commit(records(0, 6, drop(1)))
+    DeltaTable(table.path).update(predicate="id = 5", updates={"name": "'five'"})
+    table.commit(records(0, 7, drop(3)))
+    assert table.names() == {2: "their", 5: "five"}
+    assert [(row["tags"], row["more"]) for row in table.rows()] == [(["x"], b"x")] * 2
+
+
+def test_a_text_is_a_primary_key_in_files_that_others_rewrote(tmp_path):
+    """And its row is found there."""
+    table = Table(tmp_path, "delta", primaryKey="name")
+    table.commit(records(0, 0, (b"a", row(1, "a")), (b"b", row(2, "b")), (b"c", row(3, "c"))))
+    DeltaTable(table.path).delete("id = 3")
+    table.commit(records(0, 3, (b"a", None), (b"b", row(4, "b"))))
+    assert [(row["id"], row["name"]) for row in table.rows()] == [(4, "b")]
+
+
 def test_a_table_that_cannot_be_changed_is_rejected(tmp_path):
     """Plain Parquet, only appends, deletion vectors, another primary key, or none."""
     with pytest.raises(InvalidConfigError, match=r"plain Parquet.*delta or iceberg"):
