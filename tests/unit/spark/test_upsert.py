@@ -389,6 +389,13 @@ def test_a_table_that_cannot_be_changed_is_rejected(tmp_path):
     [
         ({"primaryKey": "nothing"}, "names 'nothing', but the table has: _partition"),
         ({"primaryKey": "_headers"}, "cannot be a primary key"),
+        ({"primaryKey": "_offset"}, "only _key, _subject, _stream can"),
+        ({"primaryKey": "id,_timestamp"}, "'_timestamp' of a record cannot be"),
+        ({"primaryKey": "_partition"}, "'_partition' of a record cannot be"),
+        ({"primaryKey": "offset", "values": "raw"}, "only key, subject, stream can"),
+        ({"primaryKey": "value", "values": "raw"}, "'value' of a record cannot be"),
+        ({"primaryKey": "id,name,id"}, "names 'id' twice"),
+        ({"primaryKey": "id,ID"}, "names 'ID' twice"),
         ({"envelope": "debezium", "primaryKey": ""}, "set 'primaryKey'"),
         ({"envelope": "debezium", "values": "raw"}, "'values' to json or avro"),
         ({"envelope": "canal"}, "must be one of none, debezium"),
@@ -482,6 +489,7 @@ def test_a_new_load_of_a_compacted_stream_has_its_newest_rows(log, table_format)
     ("changes", "message"),
     [
         ({"primary_key": []}, "'primary_key' does not say"),
+        ({"primary_key": ["id", "id"]}, "'primary_key' names 'id' twice"),
         ({"mode": "append"}, "'primary_key' is for 'mode: upsert'"),
         ({"format": "parquet"}, "set 'format' to delta or iceberg"),
         ({"values": "raw", "schema": None, "envelope": "debezium"}, "'values' to json or avro"),

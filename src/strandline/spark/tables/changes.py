@@ -24,6 +24,8 @@ from strandline.values.decode import (
 )
 
 _PLACE = ("stream", "partition", "offset")
+_IN_KEYS = ("key", "subject", "stream")
+"""Columns of a record that a later one may have the same of, so that it replaces a row."""
 _KEPT = ("c", "r", "u")
 """Debezium's operations that leave a row: created, read in a snapshot, updated."""
 _DELETED = "d"
@@ -66,12 +68,21 @@ def check_primary_key(schema: pa.Schema, primary_key: Sequence[str]) -> None:
     """Check that rows can be told apart by these columns.
 
     Raises:
-        InvalidConfigError: one is no column of the table, or its type has no exact equality.
+        InvalidConfigError: one is no column of the table, differs for each record, or has a type
+            without exact equality.
     """
+    prefix = RECORD_PREFIX if f"{RECORD_PREFIX}offset" in schema.names else ""
+    own = {f"{prefix}{name}" for name in (*RECORD_COLUMNS, *(() if prefix else ("value",)))}
+    allowed = [f"{prefix}{name}" for name in _IN_KEYS]
     for name in primary_key:
         if name not in schema.names:
             raise InvalidConfigError(
                 f"'primaryKey' names '{name}', but the table has: {', '.join(schema.names)}"
+            )
+        if name in own and name not in allowed:
+            raise InvalidConfigError(
+                f"column '{name}' of a record cannot be a primary key: of these columns only "
+                f"{', '.join(allowed)} can, and those of values"
             )
         kind = schema.field(name).type
         if pa.types.is_nested(kind) or pa.types.is_floating(kind):
