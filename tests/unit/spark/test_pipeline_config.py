@@ -56,6 +56,17 @@ def test_a_mistake_is_named(change, message):
         ({"kind": "merge", "streams": [], "into": "c"}, "'streams' is empty"),
         ({"kind": "load", "streams": [], "into": "t"}, "'streams' is empty"),
         ({"kind": "load", "streams": ["a", "a"], "into": "t/{stream}"}, "'a' twice"),
+        ({"kind": "load", "streams": ["a", "__groups"], "into": "t"}, "'__groups'.*without end"),
+        ({"kind": "copy", "stream": "__transactions", "into": "a"}, "'__transactions' is the brok"),
+        ({"kind": "copy", "stream": "a", "into": "__groups"}, "'into' is '__groups', the broker's"),
+        (
+            {"kind": "load", "streams": ["a"], "into": "t", "dead_letters": "__groups"},
+            "'dead_letters' is '__groups', the broker's",
+        ),
+        (
+            {"kind": "load", "stream_pattern": "*", "into": "t", "dead_letters": "__x"},
+            "'dead_letters' is '__x', the broker's",
+        ),
         (
             {"kind": "load", "streams": ["a"], "into": "t", "dead_letters": "a"},
             "'dead_letters' is 'a'",

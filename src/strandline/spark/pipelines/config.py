@@ -11,8 +11,14 @@ from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
+from strandline.api.groups import GROUPS_STREAM
+from strandline.api.transactions import COORDINATOR_STREAM
 from strandline.config import check_known_keys
+from strandline.core.metadata.internal_streams import is_internal
 from strandline.errors import UNDECODABLE, InvalidConfigError
+
+_FED = {GROUPS_STREAM, COORDINATOR_STREAM}
+"""Streams to which the broker writes when a pipeline commits."""
 
 Trigger = Literal["available_now", "continuous"]
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -217,7 +223,7 @@ def _check_names_or_pattern(pipeline: LoadPipeline) -> None:
 
 
 def _check_not_circular(pipeline: Pipeline) -> None:
-    """Check that a pipeline does not read what it writes.
+    """Check that a pipeline does not read what it writes, nor write to the broker's own streams.
 
     A transform may: its SQL can select other records than those it writes.
     """
@@ -229,6 +235,16 @@ def _check_not_circular(pipeline: Pipeline) -> None:
     key, output = "into", pipeline.into
     if isinstance(pipeline, LoadPipeline):
         key, output = "dead_letters", pipeline.dead_letters
+    fed = sorted(_FED & set(inputs))
+    if fed:
+        raise InvalidConfigError(
+            f"'{fed[0]}' is the broker's own stream, to which the progress of a pipeline is "
+            "written: it would read what it writes, without end; name another stream"
+        )
+    if output is not None and is_internal(output):
+        raise InvalidConfigError(
+            f"'{key}' is '{output}', the broker's own stream; name another stream"
+        )
     is_mirror = isinstance(pipeline, CopyPipeline) and pipeline.into_server not in (
         None,
         pipeline.server,
