@@ -302,6 +302,21 @@ def test_of_two_commits_on_one_version_the_second_decides_anew(table):
     assert table.names() == {1: "d", 2: "b"}
 
 
+def test_replaced_files_are_removed_from_the_disk(table, tmp_path):
+    """By their other name, in staging, too; and the metadata that only old snapshots had."""
+    table.options["snapshotAgeMs"] = "0"
+    for batch in range(6):
+        table.commit(records(0, batch, put(1, f"{batch}")))
+    assert table.names() == {1: "5"}
+    assert len({path.stat().st_ino for path in tmp_path.rglob("*.parquet")}) == 1
+    if table.format == "iceberg":
+        [current] = open_catalog(table.catalog).load_table(table.path).snapshots()
+        found = open_catalog(table.catalog).load_table(table.path)
+        named = {current.manifest_list, *(m.manifest_path for m in current.manifests(found.io))}
+        assert {f"file://{path}" for path in tmp_path.rglob("*.avro")} == named
+        assert found.properties["write.metadata.delete-after-commit.enabled"] == "true"
+
+
 def test_only_files_with_changed_rows_are_rewritten(table):
     """Others stay as they are; nothing staged is left behind."""
     for batch in range(4):
