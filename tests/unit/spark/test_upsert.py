@@ -269,6 +269,21 @@ def test_a_record_s_key_may_be_the_value_of_a_column(table, key):
     assert [row["name"] for row in table.rows()] == ["z"]
 
 
+@pytest.mark.parametrize("name", ["payload", "schema", "op"])
+@pytest.mark.parametrize("kind", ["int", "text"])
+def test_a_primary_key_may_have_a_word_of_a_wrapper(tmp_path, name, kind):
+    """Its tombstones' keys may be wrapped, or not."""
+    columns = pa.schema([(name, pa.int64() if kind == "int" else pa.string()), ("x", pa.int64())])
+    schema = from_arrow_schema(columns).json()
+    table = Table(tmp_path, "delta", primaryKey=name, valueSchema=schema)
+    values = [n if kind == "int" else f"{{{n}" for n in range(5)]
+    table.commit(records(0, 0, *[(b"k", json.dumps({name: v, "x": 1}).encode()) for v in values]))
+    keys = [{name: values[0]}, {"payload": {name: values[1]}}, values[2]]
+    keys.append({"schema": {"type": "struct"}, "payload": {name: values[3]}})
+    table.commit(records(0, 5, *[(json.dumps(key).encode(), None) for key in keys]))
+    assert [row[name] for row in table.rows()] == [values[4]]
+
+
 def test_a_primary_key_may_have_several_columns(table):
     """Of the value and of the record."""
     table.options["primaryKey"] = "id,name,_key"
