@@ -17,7 +17,12 @@ from hypothesis import strategies as st
 from pyspark.sql.pandas.types import from_arrow_schema
 
 import strandline
-from strandline.errors import InvalidConfigError, InvalidRecordError, InvalidRequestError
+from strandline.errors import (
+    DataLossError,
+    InvalidConfigError,
+    InvalidRecordError,
+    InvalidRequestError,
+)
 from strandline.spark.connection import forget_client
 from strandline.spark.options import parse_table_options
 from strandline.spark.pipelines.config import decode_pipeline
@@ -330,6 +335,16 @@ def test_replaced_files_are_removed_from_the_disk(table, tmp_path):
         named = {current.manifest_list, *(m.manifest_path for m in current.manifests(found.io))}
         assert {f"file://{path}" for path in tmp_path.rglob("*.avro")} == named
         assert found.properties["write.metadata.delete-after-commit.enabled"] == "true"
+
+
+def test_a_data_file_that_somebody_removed_is_named(table, tmp_path):
+    """Not as a failure that passes."""
+    table.commit(records(0, 0, put(1, "a"), put(2, "b")))
+    [file] = {path.name for path in tmp_path.rglob("*.parquet")}
+    for path in tmp_path.rglob("*.parquet"):
+        path.unlink()
+    with pytest.raises(DataLossError, match=rf"{file} is gone: it was deleted"):
+        table.commit(records(0, 2, put(1, "b")))
 
 
 def test_only_files_with_changed_rows_are_rewritten(table):

@@ -250,7 +250,7 @@ class LocalDirectory(TableDirectory):
         """Return the current path: the file may still be staged."""
         # Check staging second, and the place once more, since a file may move meanwhile.
         for path in (self.data / file.name, self.staging / file.staged, self.data / file.name):
-            if path.exists():
+            if path.is_file():
                 return str(path)
         raise gone(self.data / file.name)
 
@@ -541,7 +541,8 @@ def replace_durably(path: Path, data: bytes) -> None:
         with usable(path):
             building.rename(path)
     finally:
-        building.unlink(missing_ok=True)
+        with usable(path):
+            building.unlink(missing_ok=True)
     sync_directory(path.parent)
 
 
