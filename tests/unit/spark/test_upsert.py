@@ -557,6 +557,8 @@ def test_an_error_of_an_upsert_names_the_keys_of_the_file(log, changes, message)
     for act in (log.run, lambda **c: load_status(decode_pipeline(log.config | c))):
         with pytest.raises(InvalidRequestError, match="primary key is id, not none"):
             act(**appended)
+        with pytest.raises(InvalidRequestError, match="primary key is id, not name"):
+            act(primary_key=["name"])
 
 
 def test_debezium_s_columns_are_inferred_from_its_rows(log):

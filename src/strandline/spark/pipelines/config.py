@@ -22,6 +22,7 @@ _FED = {GROUPS_STREAM, COORDINATOR_STREAM}
 
 Trigger = Literal["available_now", "continuous"]
 Count = Annotated[int, msgspec.Meta(ge=1)]
+Milliseconds = Annotated[int, msgspec.Meta(ge=0)]
 Name = Annotated[str, msgspec.Meta(min_length=1)]
 
 
@@ -36,7 +37,7 @@ class Common(
     """Directory for Spark's checkpoints; never share it with another pipeline."""
     trigger: Trigger = "available_now"
     """Whether to end once everything available is done, or to continue."""
-    interval_ms: int = 0
+    interval_ms: Milliseconds = 0
     """For a continuous pipeline: time between micro-batches; 0: none."""
     starting_offsets: str = "earliest"
     """Where a new pipeline begins: as the option ``startingOffsets``."""
@@ -88,13 +89,13 @@ class LoadPipeline(Common, frozen=True, kw_only=True, tag="load"):
     """Whether commits merge small files, to 24 for each partition; None: not in plain Parquet,
     where a plain listing of the directory would no longer be exact.
     """
-    snapshot_age_ms: int = 7 * 24 * 3600 * 1000
+    snapshot_age_ms: Milliseconds = 7 * 24 * 3600 * 1000
     """How long files that a merge replaced stay, for readers of older versions."""
     dense_offsets: bool | None = None
     """Reject a batch that lacks a record; None: unless ``fail_on_data_loss`` is off."""
     batch_bytes_min: Count | None = None
     """A continuous load waits for this much, so that slow streams make no small files ..."""
-    batch_delay_ms_max: int = 900_000
+    batch_delay_ms_max: Milliseconds = 900_000
     """... but not longer than this."""
     batch_bytes_max: Count | None = None
 
@@ -155,7 +156,7 @@ class RepartitionPipeline(Derived, frozen=True, kw_only=True, tag="repartition")
     into: Name
     key: str
     """SQL of a record's new key."""
-    partitions: int = 1
+    partitions: Count = 1
     """Number of partitions of a new result."""
 
 
