@@ -253,6 +253,7 @@ def test_what_is_no_change_is_rejected_with_its_reason(table):
     for key, value, reason in (
         (b"1", event("t"), r"its op is t"),
         (b"1", b'{"id": 1, "name": "a"}', r"its op is None"),
+        (b"1", b'{"schema":null,"payload":null}', r"its op is None"),
         (b"1", event("c", after={"name": "a"}), r"primary key \(id\) is null"),
         (b"1", event("c"), r"its op is c, and its row None"),
         (None, None, "no key says which"),
