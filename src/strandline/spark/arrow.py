@@ -99,6 +99,29 @@ class SparkCast:
         return array.slice(0, rows)
 
 
+def plain_schema(schema: pa.Schema) -> pa.Schema:
+    """Return a schema without views and 64-bit offsets, in which others may have written a file.
+
+    Arrow keeps a writer's types in the file, and has no filter for views.
+    """
+    return pa.schema([field.with_type(_plain_type(field.type)) for field in schema])
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    types = pa.types
+    if types.is_string_view(kind) or types.is_large_string(kind):
+        return pa.string()
+    if types.is_binary_view(kind) or types.is_large_binary(kind):
+        return pa.binary()
+    if types.is_map(kind):
+        return pa.map_(_plain_type(kind.key_type), _plain_type(kind.item_type))
+    if types.is_struct(kind):
+        return pa.struct([field.with_type(_plain_type(field.type)) for field in kind])
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_list_view(kind):
+        return pa.list_(_plain_type(kind.value_type))
+    return kind
+
+
 def first_of_each_header(headers: pa.MapArray) -> pa.MapArray:
     """Remove repeated keys from maps, since a Spark map has none.
 

@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 import strandline.client
 from strandline.api.admin import StreamInfo
 from strandline.client.retry_policy import RetryDeadline
+from strandline.core.metadata.internal_streams import is_internal
 from strandline.errors import (
     DataLossError,
     InvalidConfigError,
@@ -162,19 +163,23 @@ def _several(options: ReadOptions) -> list[StreamInfo]:
     """Return the named streams, or those that match the pattern now."""
     if options.stream_pattern is None:
         return [_stream_info(options.of_stream(name)) for name in options.streams]
-    names = [each.name for each in _all_streams(options)]
+    names = matching((each.name for each in _all_streams(options)), "*")
     found = []
-    for name in names:
-        if fnmatchcase(name, options.stream_pattern):
-            # Deleted since it was listed: a query that has read it notices by its checkpoint.
-            with contextlib.suppress(UnknownStreamError):
-                found.append(_stream_info(options.of_stream(name)))
+    for name in matching(names, options.stream_pattern):
+        # Deleted since it was listed: a query that has read it notices by its checkpoint.
+        with contextlib.suppress(UnknownStreamError):
+            found.append(_stream_info(options.of_stream(name)))
     if not found:
         raise UnknownStreamError(
             f"no stream matches streamPattern {options.stream_pattern!r}, a glob of whole names "
             f"such as orders-*; there are: {', '.join(names[:20]) or 'no streams'}"
         )
     return found
+
+
+def matching(names: Iterable[str], pattern: str) -> list[str]:
+    """Return the streams that a glob selects; those of the broker have to be named."""
+    return [name for name in names if fnmatchcase(name, pattern) and not is_internal(name)]
 
 
 def _all_streams(options: ReadOptions) -> list[StreamInfo]:

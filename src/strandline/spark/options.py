@@ -493,8 +493,15 @@ def check_upsert(
     """Check that rows can be changed by a primary key, if one is given.
 
     Raises:
-        InvalidConfigError: in plain Parquet, or events that are not decoded.
+        InvalidConfigError: in plain Parquet, a column twice, or events that are not decoded.
     """
+    lower = [name.lower() for name in key]
+    twice = [name for name in key if lower.count(name.lower()) > 1]
+    if twice:
+        raise InvalidConfigError(
+            f"option 'primaryKey' names '{twice[-1]}' twice (case does not tell columns apart); "
+            "name it once"
+        )
     if key and table_format == "parquet":
         raise InvalidConfigError(
             "a table of plain Parquet files takes no 'primaryKey': a listing of its directory "

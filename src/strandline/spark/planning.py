@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 Offsets = dict[PartitionKey, int]
 """An offset per partition, partitions ascending; all keys of one read are of one kind."""
+OTHERS_ADVICE = ", and give the offsets of the others in the old one as startingOffsets"
+"""What a query does that no longer reads one of its streams."""
 
 
 @dataclass(frozen=True)
@@ -209,15 +211,25 @@ def check_same_stream(encoded: Mapping[str, int | str], state: StreamExtent) -> 
         DataLossError: a stream was deleted, or recreated, or the options name others.
     """
     current = identities(state.identity)
-    for name, identity in identities(str(encoded[IDENTITY])).items():
-        if current.get(name) != identity:
-            found = current.get(name, state.identity)
-            raise DataLossError(
-                f"the checkpoint belongs to stream {identity}, but the broker has {found}: offsets "
-                "of one mean nothing in the other; start with a new checkpoint, and a new table or "
-                "output; where other streams of the query should go on, give their offsets in the "
-                "checkpoint as startingOffsets"
-            )
+    known = identities(str(encoded[IDENTITY]))
+    for name, identity in known.items():
+        if current.get(name) == identity:
+            continue
+        if name not in current and len(known) > 1:
+            raise DataLossError(reads_another("the checkpoint", name))
+        raise DataLossError(
+            f"the checkpoint belongs to stream {identity}, but the broker has "
+            f"{current.get(name, state.identity)}: offsets of one mean nothing in the other; start "
+            f"with a new checkpoint, and a new table or output{OTHERS_ADVICE * (len(known) > 1)}"
+        )
+
+
+def reads_another(checkpoint: str, name: str) -> str:
+    """Return the error for a stream of several that was deleted, or is no longer named."""
+    return (
+        f"{checkpoint} belongs to a query that reads stream {name}, too: to go on without it, "
+        f"start with a new checkpoint{OTHERS_ADVICE}"
+    )
 
 
 def check_same_output(encoded: Mapping[str, int | str], output: str | None) -> None:

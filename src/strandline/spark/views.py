@@ -9,12 +9,11 @@ sessions of ``spark_session``. Works with classic sessions and Spark Connect, si
 """
 
 from collections.abc import Mapping
-from fnmatch import fnmatchcase
 from typing import Any
 
 from pyspark.sql import SparkSession
 
-from strandline.spark.connection import client_of
+from strandline.spark.connection import client_of, matching
 from strandline.spark.options import STREAM_FORMAT, parse_read_options
 
 
@@ -43,7 +42,7 @@ def register_views(
     database = spark.conf.get("spark.sql.globalTempDatabase")
     names = [each.name for each in client_of(server).list_streams()]
     registered = []
-    for name in sorted(each for each in names if fnmatchcase(each, pattern)):
+    for name in sorted(matching(names, pattern)):
         given = {"server": server, "stream": name, **(options or {})}
         parse_read_options(given, streaming=False)  # raises without Java's stack trace
         listed = ", ".join(f"{_name(key)} {_text(value)}" for key, value in given.items())

@@ -125,6 +125,21 @@ def test_rows_are_replaced_by_a_key_that_was_renamed(load):
     assert loaded(load, "number", "customer") == [(1, "ada"), (2, "eve")]
 
 
+def test_rows_are_deleted_by_a_key_that_was_renamed(load):
+    """A tombstone's key has the column's name of any version, too."""
+    load.use("delta")
+    load.config |= {"mode": "upsert", "primary_key": ["number"]}
+    load.client.schemas.set("orders", "number INT NOT NULL, customer STRING NOT NULL")
+    for number in range(5):
+        load.client.append("orders", b'{"number":%d,"customer":"ada"}' % number)
+    load.run()
+    renamed(load.client, number="id")
+    for key in (b'{"id":0}', b'{"number":1}', b"2", b'{"schema":{},"payload":{"id":3}}'):
+        load.client.append("orders", None, key=key)
+    load.run()
+    assert loaded(load, "number") == [(4,)]
+
+
 def test_without_dead_letters_a_misfit_ends_the_load(load):
     """With the record and the reason."""
     load.client.schemas.set("orders", "id INT NOT NULL")

@@ -155,6 +155,19 @@ def test_an_open_batch_is_repeated_although_a_stream_was_added(log, monkeypatch)
     assert len(log.rows()) == 22
 
 
+def test_a_load_goes_on_with_the_only_stream_that_is_left(log):
+    """By a pattern, since the table's rows name their stream."""
+    append(log, range(4))
+    log.run()
+    log.client.delete_stream("orders-us")
+    log.append(range(4, 6), stream="orders-eu")
+    log.config["checkpoint"] = str(log.directory / "fewer")
+    with pytest.raises(InvalidRequestError, match="select that one with 'stream_pattern'"):
+        log.run(streams=["orders-eu"])
+    log.run(streams=[], stream_pattern="orders-eu")
+    assert found(log) == sorted([*expected(range(4)), ("orders-eu", 4), ("orders-eu", 5)])
+
+
 def test_what_would_mix_tables_up_is_rejected(log):
     """One stream's table for several and the other way round, a recreated stream, a removed one."""
     append(log, range(4))
@@ -163,10 +176,13 @@ def test_what_would_mix_tables_up_is_rejected(log):
     with pytest.raises(InvalidRequestError, match="one stream, which no column names"):
         log.run(into=str(log.directory / "one"))
     log.run()
-    with pytest.raises(InvalidRequestError, match="several streams, which a column names"):
+    with pytest.raises(
+        InvalidRequestError, match=r"several streams, which a column names.*'stream_pattern'"
+    ):
         log.run(**one)
     pattern(log)
-    with pytest.raises(InvalidConfigError, match=r"reads stream orders-us, too.*new checkpoint"):
+    rest = r"reads stream orders-us, too.*new checkpoint; a table says where the others go on$"
+    with pytest.raises(InvalidConfigError, match=rest):
         log.run(stream_pattern="orders-e*")
     append(log, range(4, 6))
     log.run(stream_pattern="orders-e*", checkpoint=str(log.directory / "fewer"))

@@ -4,6 +4,7 @@ import pytest
 
 from strandline.errors import InvalidConfigError
 from strandline.spark.pipelines.config import LoadPipeline, decode_pipeline
+from strandline.spark.pipelines.load import check_load
 
 LOAD = {"kind": "load", "streams": ["orders"], "into": "lake/{stream}", "checkpoint": "c"}
 
@@ -29,12 +30,33 @@ def test_a_load_has_defaults():
         ({"batch_bytes_max": -1}, "batch_bytes_max"),
         ({"into": ""}, "into"),
         ({"checkpoint": ""}, "checkpoint"),
+        ({"interval_ms": -1}, "interval_ms"),
+        ({"batch_delay_ms_max": -1}, "batch_delay_ms_max"),
+        ({"snapshot_age_ms": -1}, "snapshot_age_ms"),
     ],
 )
 def test_a_mistake_is_named(change, message):
     """An unknown kind or key is rejected with the nearest one, a wrong value with its key."""
     with pytest.raises(InvalidConfigError, match=message):
         decode_pipeline(LOAD | change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"catalog": {"type": "sql"}}, "'catalog' is for 'format: iceberg', and 'format' is delta"),
+        ({"storage": {"region": "r"}}, "'storage' is for an object store.*lake/orders"),
+        ({"checkpoint": "lake/orders"}, "'checkpoint' is lake/orders, in the directory"),
+        ({"checkpoint": "lake/../lake/orders/c"}, "'checkpoint' is .*, in the directory"),
+        ({"checkpoint": "t/c", "into": "t"}, "'checkpoint' is t/c, in the directory of the table"),
+    ],
+)
+def test_places_that_do_not_go_together_are_rejected(change, message):
+    """Before the broker is asked; beside the table is a place for a checkpoint."""
+    with pytest.raises(InvalidConfigError, match=message):
+        check_load(decode_pipeline(LOAD | {"format": "delta"} | change))
+    for fine in ({"checkpoint": "lake/c"}, {"checkpoint": "hdfs://h/c"}, {"into": "s3://b/t"}):
+        check_load(decode_pipeline(LOAD | {"format": "delta"} | fine))
 
 
 @pytest.mark.parametrize(
@@ -56,6 +78,17 @@ def test_a_mistake_is_named(change, message):
         ({"kind": "merge", "streams": [], "into": "c"}, "'streams' is empty"),
         ({"kind": "load", "streams": [], "into": "t"}, "'streams' is empty"),
         ({"kind": "load", "streams": ["a", "a"], "into": "t/{stream}"}, "'a' twice"),
+        ({"kind": "load", "streams": ["a", "__groups"], "into": "t"}, "'__groups'.*without end"),
+        ({"kind": "copy", "stream": "__transactions", "into": "a"}, "'__transactions' is the brok"),
+        ({"kind": "copy", "stream": "a", "into": "__groups"}, "'into' is '__groups', the broker's"),
+        (
+            {"kind": "load", "streams": ["a"], "into": "t", "dead_letters": "__groups"},
+            "'dead_letters' is '__groups', the broker's",
+        ),
+        (
+            {"kind": "load", "stream_pattern": "*", "into": "t", "dead_letters": "__x"},
+            "'dead_letters' is '__x', the broker's",
+        ),
         (
             {"kind": "load", "streams": ["a"], "into": "t", "dead_letters": "a"},
             "'dead_letters' is 'a'",

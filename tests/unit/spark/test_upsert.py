@@ -17,7 +17,12 @@ from hypothesis import strategies as st
 from pyspark.sql.pandas.types import from_arrow_schema
 
 import strandline
-from strandline.errors import InvalidConfigError, InvalidRecordError, InvalidRequestError
+from strandline.errors import (
+    DataLossError,
+    InvalidConfigError,
+    InvalidRecordError,
+    InvalidRequestError,
+)
 from strandline.spark.connection import forget_client
 from strandline.spark.options import parse_table_options
 from strandline.spark.pipelines.config import decode_pipeline
@@ -248,6 +253,7 @@ def test_what_is_no_change_is_rejected_with_its_reason(table):
     for key, value, reason in (
         (b"1", event("t"), r"its op is t"),
         (b"1", b'{"id": 1, "name": "a"}', r"its op is None"),
+        (b"1", b'{"schema":null,"payload":null}', r"its op is None"),
         (b"1", event("c", after={"name": "a"}), r"primary key \(id\) is null"),
         (b"1", event("c"), r"its op is c, and its row None"),
         (None, None, "no key says which"),
@@ -267,6 +273,21 @@ def test_a_record_s_key_may_be_the_value_of_a_column(table, key):
     table.commit(records(0, 0, (b"x y", row(1, "x y")), (b"z", row(2, "z"))))
     table.commit(records(0, 2, (key, None)))
     assert [row["name"] for row in table.rows()] == ["z"]
+
+
+@pytest.mark.parametrize("name", ["payload", "schema", "op"])
+@pytest.mark.parametrize("kind", ["int", "text"])
+def test_a_primary_key_may_have_a_word_of_a_wrapper(tmp_path, name, kind):
+    """Its tombstones' keys may be wrapped, or not."""
+    columns = pa.schema([(name, pa.int64() if kind == "int" else pa.string()), ("x", pa.int64())])
+    schema = from_arrow_schema(columns).json()
+    table = Table(tmp_path, "delta", primaryKey=name, valueSchema=schema)
+    values = [n if kind == "int" else f"{{{n}" for n in range(5)]
+    table.commit(records(0, 0, *[(b"k", json.dumps({name: v, "x": 1}).encode()) for v in values]))
+    keys = [{name: values[0]}, {"payload": {name: values[1]}}, values[2]]
+    keys.append({"schema": {"type": "struct"}, "payload": {name: values[3]}})
+    table.commit(records(0, 5, *[(json.dumps(key).encode(), None) for key in keys]))
+    assert [row[name] for row in table.rows()] == [values[4]]
 
 
 def test_a_primary_key_may_have_several_columns(table):
@@ -300,6 +321,31 @@ def test_of_two_commits_on_one_version_the_second_decides_anew(table):
     committer.store.publish = overtaken
     committer.commit([staged])
     assert table.names() == {1: "d", 2: "b"}
+
+
+def test_replaced_files_are_removed_from_the_disk(table, tmp_path):
+    """By their other name, in staging, too; and the metadata that only old snapshots had."""
+    table.options["snapshotAgeMs"] = "0"
+    for batch in range(6):
+        table.commit(records(0, batch, put(1, f"{batch}")))
+    assert table.names() == {1: "5"}
+    assert len({path.stat().st_ino for path in tmp_path.rglob("*.parquet")}) == 1
+    if table.format == "iceberg":
+        [current] = open_catalog(table.catalog).load_table(table.path).snapshots()
+        found = open_catalog(table.catalog).load_table(table.path)
+        named = {current.manifest_list, *(m.manifest_path for m in current.manifests(found.io))}
+        assert {f"file://{path}" for path in tmp_path.rglob("*.avro")} == named
+        assert found.properties["write.metadata.delete-after-commit.enabled"] == "true"
+
+
+def test_a_data_file_that_somebody_removed_is_named(table, tmp_path):
+    """Not as a failure that passes."""
+    table.commit(records(0, 0, put(1, "a"), put(2, "b")))
+    [file] = {path.name for path in tmp_path.rglob("*.parquet")}
+    for path in tmp_path.rglob("*.parquet"):
+        path.unlink()
+    with pytest.raises(DataLossError, match=rf"{file} is gone: it was deleted"):
+        table.commit(records(0, 2, put(1, "b")))
 
 
 def test_only_files_with_changed_rows_are_rewritten(table):
@@ -339,6 +385,35 @@ def test_rows_of_others_keep_their_columns(tmp_path):
     }
 
 
+def test_files_that_others_rewrote_are_changed_and_merged(tmp_path):
+    """delta-rs writes views of texts, also in lists, for which Arrow has no filter."""
+    columns = pa.schema([*COLUMNS, ("tags", pa.list_(pa.string())), ("more", pa.binary())])
+    table = Table(tmp_path, "delta", valueSchema=from_arrow_schema(columns).json())
+    values = [{"id": n, "name": f"{n}", "tags": ["x"], "more": "eA=="} for n in range(6)]
+    for batch in range(3):
+        mine = values[2 * batch : 2 * batch + 2]
+        pairs = [(b"%d" % each["id"], json.dumps(each).encode()) for each in mine]
+        table.commit(records(0, 2 * batch, *pairs))
+    DeltaTable(table.path).delete("id = 0")
+    DeltaTable(table.path).update(predicate="id = 2", updates={"name": "'their'"})
+    DeltaTable(table.path).delete("id = 4")
+    assert compact(table.store(), file_bytes=1 << 20, files_max=1) == 3
+    table.commit(records(0, 6, drop(1)))
+    DeltaTable(table.path).update(predicate="id = 5", updates={"name": "'five'"})
+    table.commit(records(0, 7, drop(3)))
+    assert table.names() == {2: "their", 5: "five"}
+    assert [(row["tags"], row["more"]) for row in table.rows()] == [(["x"], b"x")] * 2
+
+
+def test_a_text_is_a_primary_key_in_files_that_others_rewrote(tmp_path):
+    """And its row is found there."""
+    table = Table(tmp_path, "delta", primaryKey="name")
+    table.commit(records(0, 0, (b"a", row(1, "a")), (b"b", row(2, "b")), (b"c", row(3, "c"))))
+    DeltaTable(table.path).delete("id = 3")
+    table.commit(records(0, 3, (b"a", None), (b"b", row(4, "b"))))
+    assert [(row["id"], row["name"]) for row in table.rows()] == [(4, "b")]
+
+
 def test_a_table_that_cannot_be_changed_is_rejected(tmp_path):
     """Plain Parquet, only appends, deletion vectors, another primary key, or none."""
     with pytest.raises(InvalidConfigError, match=r"plain Parquet.*delta or iceberg"):
@@ -360,6 +435,13 @@ def test_a_table_that_cannot_be_changed_is_rejected(tmp_path):
     [
         ({"primaryKey": "nothing"}, "names 'nothing', but the table has: _partition"),
         ({"primaryKey": "_headers"}, "cannot be a primary key"),
+        ({"primaryKey": "_offset"}, "only _key, _subject, _stream can"),
+        ({"primaryKey": "id,_timestamp"}, "'_timestamp' of a record cannot be"),
+        ({"primaryKey": "_partition"}, "'_partition' of a record cannot be"),
+        ({"primaryKey": "offset", "values": "raw"}, "only key, subject, stream can"),
+        ({"primaryKey": "value", "values": "raw"}, "'value' of a record cannot be"),
+        ({"primaryKey": "id,name,id"}, "names 'id' twice"),
+        ({"primaryKey": "id,ID"}, "names 'ID' twice"),
         ({"envelope": "debezium", "primaryKey": ""}, "set 'primaryKey'"),
         ({"envelope": "debezium", "values": "raw"}, "'values' to json or avro"),
         ({"envelope": "canal"}, "must be one of none, debezium"),
@@ -453,6 +535,7 @@ def test_a_new_load_of_a_compacted_stream_has_its_newest_rows(log, table_format)
     ("changes", "message"),
     [
         ({"primary_key": []}, "'primary_key' does not say"),
+        ({"primary_key": ["id", "id"]}, "'primary_key' names 'id' twice"),
         ({"mode": "append"}, "'primary_key' is for 'mode: upsert'"),
         ({"format": "parquet"}, "set 'format' to delta or iceberg"),
         ({"values": "raw", "schema": None, "envelope": "debezium"}, "'values' to json or avro"),
@@ -475,6 +558,8 @@ def test_an_error_of_an_upsert_names_the_keys_of_the_file(log, changes, message)
     for act in (log.run, lambda **c: load_status(decode_pipeline(log.config | c))):
         with pytest.raises(InvalidRequestError, match="primary key is id, not none"):
             act(**appended)
+        with pytest.raises(InvalidRequestError, match="primary key is id, not name"):
+            act(primary_key=["name"])
 
 
 def test_debezium_s_columns_are_inferred_from_its_rows(log):

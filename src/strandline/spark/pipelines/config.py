@@ -11,11 +11,18 @@ from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
+from strandline.api.groups import GROUPS_STREAM
+from strandline.api.transactions import COORDINATOR_STREAM
 from strandline.config import check_known_keys
+from strandline.core.metadata.internal_streams import is_internal
 from strandline.errors import UNDECODABLE, InvalidConfigError
+
+_FED = {GROUPS_STREAM, COORDINATOR_STREAM}
+"""Streams to which the broker writes when a pipeline commits."""
 
 Trigger = Literal["available_now", "continuous"]
 Count = Annotated[int, msgspec.Meta(ge=1)]
+Milliseconds = Annotated[int, msgspec.Meta(ge=0)]
 Name = Annotated[str, msgspec.Meta(min_length=1)]
 
 
@@ -30,7 +37,7 @@ class Common(
     """Directory for Spark's checkpoints; never share it with another pipeline."""
     trigger: Trigger = "available_now"
     """Whether to end once everything available is done, or to continue."""
-    interval_ms: int = 0
+    interval_ms: Milliseconds = 0
     """For a continuous pipeline: time between micro-batches; 0: none."""
     starting_offsets: str = "earliest"
     """Where a new pipeline begins: as the option ``startingOffsets``."""
@@ -82,13 +89,13 @@ class LoadPipeline(Common, frozen=True, kw_only=True, tag="load"):
     """Whether commits merge small files, to 24 for each partition; None: not in plain Parquet,
     where a plain listing of the directory would no longer be exact.
     """
-    snapshot_age_ms: int = 7 * 24 * 3600 * 1000
+    snapshot_age_ms: Milliseconds = 7 * 24 * 3600 * 1000
     """How long files that a merge replaced stay, for readers of older versions."""
     dense_offsets: bool | None = None
     """Reject a batch that lacks a record; None: unless ``fail_on_data_loss`` is off."""
     batch_bytes_min: Count | None = None
     """A continuous load waits for this much, so that slow streams make no small files ..."""
-    batch_delay_ms_max: int = 900_000
+    batch_delay_ms_max: Milliseconds = 900_000
     """... but not longer than this."""
     batch_bytes_max: Count | None = None
 
@@ -149,7 +156,7 @@ class RepartitionPipeline(Derived, frozen=True, kw_only=True, tag="repartition")
     into: Name
     key: str
     """SQL of a record's new key."""
-    partitions: int = 1
+    partitions: Count = 1
     """Number of partitions of a new result."""
 
 
@@ -217,7 +224,7 @@ def _check_names_or_pattern(pipeline: LoadPipeline) -> None:
 
 
 def _check_not_circular(pipeline: Pipeline) -> None:
-    """Check that a pipeline does not read what it writes.
+    """Check that a pipeline does not read what it writes, nor write to the broker's own streams.
 
     A transform may: its SQL can select other records than those it writes.
     """
@@ -229,6 +236,16 @@ def _check_not_circular(pipeline: Pipeline) -> None:
     key, output = "into", pipeline.into
     if isinstance(pipeline, LoadPipeline):
         key, output = "dead_letters", pipeline.dead_letters
+    fed = sorted(_FED & set(inputs))
+    if fed:
+        raise InvalidConfigError(
+            f"'{fed[0]}' is the broker's own stream, to which the progress of a pipeline is "
+            "written: it would read what it writes, without end; name another stream"
+        )
+    if output is not None and is_internal(output):
+        raise InvalidConfigError(
+            f"'{key}' is '{output}', the broker's own stream; name another stream"
+        )
     is_mirror = isinstance(pipeline, CopyPipeline) and pipeline.into_server not in (
         None,
         pipeline.server,

@@ -19,6 +19,7 @@ from strandline.errors import (
     UnavailableError,
     all_error_classes,
 )
+from strandline.spark.planning import OTHERS_ADVICE
 
 _RAISED = re.compile(
     r"^(?P<place>[\w.]*?)(?P<name>\w+(?:Error|Exception)): (?P<text>.+)$", re.MULTILINE
@@ -40,6 +41,7 @@ _KEYS = {
     "primaryKey": "primary_key",
     "snapshotAgeMs": "snapshot_age_ms",
     "startingOffsets": "starting_offsets",
+    "streamPattern": "stream_pattern",
     "tableFormat": "format",
     "valueSchema": "schema",
 }
@@ -51,6 +53,7 @@ _ADVICE = {
     "start the query at strandline.spark.table.committed_offsets()": "another load wrote them; run "
     "this one again, it continues there",
     ", at strandline.spark.table.committed_offsets()": "",
+    OTHERS_ADVICE: "; a table says where the others go on",
 }
 """Advice for queries, and what pipelines do instead."""
 _LATE_WORKER = "Python worker failed to connect back"

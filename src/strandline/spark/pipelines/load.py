@@ -125,8 +125,32 @@ def check_load(config: LoadPipeline) -> None:
             else "'primary_key' is for 'mode: upsert', and rows are appended"
         )
     check_upsert(config.format, config.values, key=config.primary_key, envelope=config.envelope)
+    _check_places(config)
     if config.dead_letters:
         stream_of(config.server, config.dead_letters)  # raises now, not at the first invalid value
+
+
+def _check_places(config: LoadPipeline) -> None:
+    """Check that the keys about where the table is go together."""
+    if config.format == "iceberg":
+        return
+    if config.catalog:
+        raise InvalidConfigError(
+            f"'catalog' is for 'format: iceberg', and 'format' is {config.format}; leave it out"
+        )
+    for table in {table_of(config, read) for read in reads_of(config)}:
+        if is_object_url(table):
+            continue
+        if config.storage:
+            raise InvalidConfigError(
+                f"'storage' is for an object store, and 'into' is the directory {table}; leave it "
+                "out"
+            )
+        where, root = config.checkpoint, local_path(table).resolve()
+        if not is_object_url(where) and local_path(where).resolve().is_relative_to(root):
+            raise InvalidConfigError(
+                f"'checkpoint' is {where}, in the directory of the table, {table}; put it elsewhere"
+            )
 
 
 def prepare_load(config: LoadPipeline, read: ReadOptions) -> PreparedLoad:

@@ -50,6 +50,7 @@ from strandline.spark.planning import (
     keyed,
     limit_bytes,
     plan_ranges,
+    reads_another,
     starting_offsets,
     waiting_bytes,
     with_added,
@@ -343,10 +344,7 @@ def read_plan(path: Path, *, identity: str) -> BatchPlan | None:
     current = identities(identity)
     for name, known in identities(found.identity).items():
         if name not in current:
-            raise InvalidConfigError(
-                f"{path} belongs to a load that reads stream {name}, too: to go on without it, "
-                "give a new checkpoint; the table says where the others go on"
-            )
+            raise InvalidConfigError(reads_another(str(path), name))
         if current[name] != known:
             raise InvalidConfigError(
                 f"{path} belongs to another incarnation of the stream ({known}, the broker has "

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from typing import NamedTuple
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.errors import InvalidConfigError
+from strandline.errors import UNDECODABLE, InvalidConfigError
 from strandline.values.decode import (
     RECORD_COLUMNS,
     RECORD_PREFIX,
@@ -22,8 +23,11 @@ from strandline.values.decode import (
     record_columns,
     value_decoder,
 )
+from strandline.values.schema import SchemaVersion
 
 _PLACE = ("stream", "partition", "offset")
+_IN_KEYS = ("key", "subject", "stream")
+"""Columns of a record that a later one may have the same of, so that it replaces a row."""
 _KEPT = ("c", "r", "u")
 """Debezium's operations that leave a row: created, read in a snapshot, updated."""
 _DELETED = "d"
@@ -66,12 +70,21 @@ def check_primary_key(schema: pa.Schema, primary_key: Sequence[str]) -> None:
     """Check that rows can be told apart by these columns.
 
     Raises:
-        InvalidConfigError: one is no column of the table, or its type has no exact equality.
+        InvalidConfigError: one is no column of the table, differs for each record, or has a type
+            without exact equality.
     """
+    prefix = RECORD_PREFIX if f"{RECORD_PREFIX}offset" in schema.names else ""
+    own = {f"{prefix}{name}" for name in (*RECORD_COLUMNS, *(() if prefix else ("value",)))}
+    allowed = [f"{prefix}{name}" for name in _IN_KEYS]
     for name in primary_key:
         if name not in schema.names:
             raise InvalidConfigError(
                 f"'primaryKey' names '{name}', but the table has: {', '.join(schema.names)}"
+            )
+        if name in own and name not in allowed:
+            raise InvalidConfigError(
+                f"column '{name}' of a record cannot be a primary key: of these columns only "
+                f"{', '.join(allowed)} can, and those of values"
             )
         kind = schema.field(name).type
         if pa.types.is_nested(kind) or pa.types.is_floating(kind):
@@ -111,6 +124,7 @@ class ChangeDecoder:
         primary_key: its columns.
         decode: decodes values, to ``envelope_schema`` if they are Debezium's; None: they stay.
         is_debezium: whether they are.
+        versions: of the stream's schema: the columns in a key may have any of their names.
     """
 
     def __init__(
@@ -120,11 +134,13 @@ class ChangeDecoder:
         *,
         decode: Callable[[pa.Array], Decoded] | None,
         is_debezium: bool = False,
+        versions: Sequence[SchemaVersion] = (),
     ) -> None:
         self._schema = schema
         self._primary_key = list(primary_key)
         self._decode = decode
         self._is_debezium = is_debezium
+        self._versions = versions
         self._deletes = delete_schema(schema, primary_key)
         own = {f"{RECORD_PREFIX}{name}" for name in RECORD_COLUMNS}
         self._in_values = [schema.field(name) for name in primary_key if name not in own]
@@ -195,23 +211,15 @@ class ChangeDecoder:
             keys = batch.column("key").take(pa.array(gone)).to_pylist()
         bad += [(place, _NO_KEY) for place, key in zip(gone, keys, strict=True) if key is None]
         given = [(place, key) for place, key in zip(gone, keys, strict=True) if key is not None]
-        row = pa.struct(self._in_values)
-        schema = pa.schema([*self._in_values, pa.field("payload", row)])
-        texts = pa.array([self._as_object(key) for _, key in given], pa.binary())
-        decoded = value_decoder("json", schema)(texts)
+        decode = value_decoder("json", pa.schema(self._in_values), versions=self._versions)
+        decoded = decode(pa.array([self._as_object(key) for _, key in given], pa.binary()))
         bad += [(given[place][0], f"its key: {reason}") for place, reason in decoded.bad]
-        *plain, payload = decoded.rows.flatten()
-        inner = payload.flatten()
-        columns = {
-            field.name: pc.coalesce(*pair)
-            for field, *pair in zip(self._in_values, plain, inner, strict=True)
-        }
-        return _Keys(columns, [given[place][0] for place in decoded.sources])
+        return _Keys(_columns(decoded.rows), [given[place][0] for place in decoded.sources])
 
     def _as_object(self, key: bytes) -> bytes:
         """Return a key as a JSON object; that of a single column may be its value."""
         if len(self._in_values) > 1 or key.lstrip().startswith(b"{"):
-            return key
+            return _payload(key)
         [field] = self._in_values
         name = json.dumps(field.name).encode()
         is_text = not (pa.types.is_integer(field.type) or pa.types.is_boolean(field.type))
@@ -236,6 +244,17 @@ class ChangeDecoder:
             (place, f"a column of its primary key ({key}) is null") for place in sorted(without)
         ]
         return rows.filter(pa.array([place not in without for place in sources]))
+
+
+def _payload(key: bytes) -> bytes:
+    """Return the object beside the schema of a key; a column of that name has no object."""
+    if b"payload" not in key:
+        return key
+    try:
+        payload = msgspec.json.decode(key, type=dict[str, msgspec.Raw]).get("payload")
+    except UNDECODABLE:
+        return key  # is rejected next, with a reason
+    return bytes(payload) if payload and bytes(payload).startswith(b"{") else key
 
 
 def _unwrapped(events: pa.StructArray) -> tuple[pa.StructArray, pa.StructArray, pa.Array]:

@@ -14,6 +14,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from strandline.spark.arrow import plain_schema
 from strandline.spark.tables.log import LiveFile, Proposal, decode_schema
 from strandline.spark.tables.stage import FileSettings, stage
 from strandline.spark.tables.store import Loaded, TableStore, usable
@@ -117,6 +118,6 @@ def _rows(
     """Yield the rows of those files that have these columns, and note the files."""
     for file in files:
         with usable(file.path), pq.ParquetFile(store.open_live(loaded, file)) as parquet:
-            if parquet.schema_arrow.remove_metadata().equals(schema.remove_metadata()):
+            if plain_schema(parquet.schema_arrow).equals(plain_schema(schema)):
                 merged.append(file)
-                yield from parquet.iter_batches()
+                yield from (batch.cast(schema) for batch in parquet.iter_batches())

@@ -243,9 +243,11 @@ class DeltaStore(TableStore):
         if history[-1]["timestamp"] > since_ms or vacuumed_ms > since_ms + age_s * 900:
             return 0
         try:
-            return len(table.vacuum(hours, dry_run=False, enforce_retention_duration=False))
+            removed = table.vacuum(hours, dry_run=False, enforce_retention_duration=False)
         except (DeltaError, OSError) as error:
             raise UnavailableError(f"VACUUM of {self.directory}: {reason_of(error)}") from error
+        self.forget(removed)
+        return len(removed)
 
     def _has_moved_on(self, after: Loaded) -> bool:
         """Return whether another writer committed since ``after`` was loaded."""

@@ -60,6 +60,8 @@ _SEQUENCE_KEY = "strandline.sequence"
 _OFFSETS_KEY = "strandline.offsets"
 """Keys in a snapshot's summary: the number of our commit, and the table's offsets after it."""
 _RETRIES_KEY = "commit.retry.num-retries"
+_METADATA_KEY = "write.metadata.delete-after-commit.enabled"
+"""Each commit writes a metadata file; of a table that we create the last hundred stay."""
 
 
 class IcebergStore(TableStore):
@@ -153,7 +155,7 @@ class IcebergStore(TableStore):
         return None if snapshot is None else int(snapshot.timestamp_ms)
 
     def expire(self, *, age_s: float) -> int:
-        """Expire snapshots and remove data files that only they had."""
+        """Expire snapshots and remove the files that only they had."""
         table: Table | None = self.load().at
         now_s = time.time()
         ages_s = [now_s - each.timestamp_ms / 1000 for each in table.snapshots()] if table else []
@@ -168,6 +170,7 @@ class IcebergStore(TableStore):
                 gone = before - _all_paths(table.refresh())
                 for path in gone:
                     table.io.delete(path)
+                self.forget(gone)
         except CommitFailedException:
             return 0  # another commit came first; the next call does it
         return len(gone)
@@ -225,9 +228,8 @@ def prepare_iceberg(
     opened = open_catalog(catalog, storage)
     with _reached(name):
         opened.create_namespace_if_not_exists(namespace)
-        table = opened.create_table_if_not_exists(
-            name, schema=schema, properties={_RETRIES_KEY: "0"}
-        )
+        properties = {_RETRIES_KEY: "0", _METADATA_KEY: "true"}
+        table = opened.create_table_if_not_exists(name, schema=schema, properties=properties)
     _check_writable(table, schema)
 
 
@@ -272,8 +274,11 @@ def _data_files(table: Table) -> list[DataFile]:
 
 
 def _all_paths(table: Table) -> set[str]:
-    """Return the paths of the data files of all snapshots."""
-    return set(table.inspect.all_data_files().column("file_path").to_pylist())
+    """Return the paths of the data files, manifests and manifest lists of all snapshots."""
+    found = set(table.inspect.all_data_files().column("file_path").to_pylist())
+    for snapshot in table.snapshots():
+        found |= {snapshot.manifest_list, *(m.manifest_path for m in snapshot.manifests(table.io))}
+    return found
 
 
 def _current_state(table: Table, state: TableState) -> TableState:

@@ -242,9 +242,13 @@ def check_same_stream(
     if several is not None and state.offsets and several != has_several:
         kinds = "several streams, which a column names", "one stream, which no column names"
         theirs, ours = kinds if has_several else kinds[::-1]
+        instead = (
+            "select that one with option 'streamPattern' in place of its name"
+            if has_several
+            else "write to another table, with a new checkpoint"
+        )
         raise InvalidRequestError(
-            f"the table holds records of {theirs}, and the rows are those of {ours}; write to "
-            "another table, with a new checkpoint"
+            f"the table holds records of {theirs}, and the rows are those of {ours}; {instead}"
         )
     if stream is None or state.stream is None:
         return

@@ -162,13 +162,14 @@ class _RollingWriter:
 
     def discard(self) -> None:
         """Remove every file of this task."""
+        # What failed before is what counts.
         if self._out is not None:
-            # The file is removed next, and what failed before is what counts.
             with contextlib.suppress(OSError):
                 self._out.close()
             self._out.is_open = False  # else it is closed, and fails, once more by its __del__
         if self._path is not None:
-            self._path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # on a read-only file system
+                self._path.unlink(missing_ok=True)
         self.store.directory.discard([file.staged for file in self.files])
 
     def _write_row_group(self) -> None:

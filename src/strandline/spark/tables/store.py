@@ -17,7 +17,7 @@ import re
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -250,7 +250,7 @@ class LocalDirectory(TableDirectory):
         """Return the current path: the file may still be staged."""
         # Check staging second, and the place once more, since a file may move meanwhile.
         for path in (self.data / file.name, self.staging / file.staged, self.data / file.name):
-            if path.exists():
+            if path.is_file():
                 return str(path)
         raise gone(self.data / file.name)
 
@@ -380,7 +380,12 @@ class TableStore(ABC):
 
     @abstractmethod
     def expire(self, *, age_s: float) -> int:
-        """Remove what no snapshot younger than this needs; return the number of data files."""
+        """Remove what no snapshot younger than this needs; return the number of files."""
+
+    def forget(self, removed: Iterable[str]) -> None:
+        """Remove the staged names of removed data files, which would keep their bytes."""
+        if not self.directory.in_place:
+            self.directory.discard([path.rpartition("/")[2] for path in removed])
 
     def check_kind(self, schema: pa.Schema | None) -> None:
         """Check that rows may be written here; creates nothing.
@@ -536,7 +541,8 @@ def replace_durably(path: Path, data: bytes) -> None:
         with usable(path):
             building.rename(path)
     finally:
-        building.unlink(missing_ok=True)
+        with usable(path):
+            building.unlink(missing_ok=True)
     sync_directory(path.parent)
 
 

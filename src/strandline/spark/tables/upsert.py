@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from strandline.errors import InvalidRequestError
+from strandline.spark.arrow import plain_schema
 from strandline.spark.tables.changes import delete_schema, place_columns
 from strandline.spark.tables.log import DataFile, LiveFile, Proposal, decode_schema, staged_name
 from strandline.spark.tables.stage import FileSettings, stage
@@ -112,9 +113,8 @@ class Upsert:
     ) -> list[DataFile]:
         """Write the rows of a file that are left; columns that others added keep their values."""
         own = {field.name: field.type for field in schema}
-        columns = pa.schema(
-            [pa.field(f.name, own.get(f.name, f.type)) for f in parquet.schema_arrow]
-        )
+        theirs = plain_schema(parquet.schema_arrow)
+        columns = pa.schema([pa.field(f.name, own.get(f.name, f.type)) for f in theirs])
         missing = own.keys() - set(columns.names)
         if missing:
             raise InvalidRequestError(
@@ -186,7 +186,7 @@ def _numbered(start: int, count: int) -> pa.Int64Array:
 
 def _rows(parquet: pq.ParquetFile, chosen: pa.BooleanArray) -> Iterator[pa.RecordBatch]:
     """Yield the chosen rows of a file."""
-    start = 0
+    start, schema = 0, plain_schema(parquet.schema_arrow)
     for batch in parquet.iter_batches():
-        yield batch.filter(chosen.slice(start, batch.num_rows))
+        yield batch.cast(schema).filter(chosen.slice(start, batch.num_rows))
         start += batch.num_rows

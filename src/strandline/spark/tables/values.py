@@ -157,7 +157,7 @@ class Decoding:
         self._txn_id, self._batch = f"{batch[0]}/dead-letters", batch[1]
         self._stage: StagedWrite | None = None
         self._letters = Fingerprint()
-        values, decode = value_schema(options), None
+        values, decode, versions = value_schema(options), None, _versions(options)
         is_debezium = options.envelope == "debezium"
         if values is not None:
             if is_debezium:
@@ -167,11 +167,15 @@ class Decoding:
                 values,
                 avro_schema=options.avro_schema,
                 avro_writer_schema=options.avro_writer_schema,
-                versions=_versions(options),
+                versions=versions,
             )
         self._decode = decode
         self._changes = ChangeDecoder(
-            schema, options.primary_key, decode=decode, is_debezium=is_debezium
+            schema,
+            options.primary_key,
+            decode=decode,
+            is_debezium=is_debezium,
+            versions=versions,
         )
 
     def rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:

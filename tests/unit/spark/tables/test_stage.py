@@ -1,12 +1,18 @@
 """The files that a task stages: their size and contents, and none after a failure."""
 
+import errno
+import os
+from pathlib import Path
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from strandline.errors import UnavailableError
 from strandline.spark.tables import stage as table_stage
 from strandline.spark.tables.files import TableFiles
 from strandline.spark.tables.stage import FileSettings, stage, tracks_offsets
+from strandline.spark.tables.store import replace_durably
 from tests.kit.tables import SCHEMA, rows
 
 PLAIN = {"schema": SCHEMA, "prefix": "task-7", "compression": "none"}
@@ -138,3 +144,22 @@ def test_only_a_record_s_own_numbers_are_kept_as_differences(files):
     assert pq.read_table(path).to_pylist() == batch.to_pylist()
     group = pq.read_metadata(path).row_group(0)
     assert all(group.column(number).has_dictionary_page for number in range(2))
+
+
+def test_a_read_only_file_system_is_named(files, monkeypatch):
+    """Neither a file nor its name can be written or removed there."""
+
+    def refused(path, *_args, **_given):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    staged = stage(files, [rows(0, 0, 1)], FileSettings(**PLAIN, file_bytes=1))
+    assert staged.files
+    for name in ("open", "unlink"):
+        monkeypatch.setattr(Path, name, refused)
+    monkeypatch.setattr(pq, "ParquetWriter", refused)
+    for act in (
+        lambda: stage(files, [rows(0, 0, 1)], FileSettings(**PLAIN, file_bytes=1)),
+        lambda: replace_durably(files.directory.root / "plan", b"x"),
+    ):
+        with pytest.raises(UnavailableError, match=r"cannot use .*: Read-only file system"):
+            act()
