@@ -19,6 +19,7 @@ import pyarrow as pa
 from fastavro.read import SchemaResolutionError
 
 from strandline.errors import InvalidConfigError
+from strandline.values.columns import check_size
 from strandline.values.schema import SchemaVersion
 
 _PRIMITIVES: dict[str, pa.DataType] = {
@@ -58,14 +59,17 @@ def arrow_schema_of(avro_schema: str | None) -> pa.Schema:
         avro_schema: as JSON.
 
     Raises:
-        InvalidConfigError: missing, not JSON, not a record, or with an unsupported type.
+        InvalidConfigError: missing, not JSON, not a record, too large, or with an unsupported
+            type.
     """
     parsed = parsed_schema(avro_schema)
     with _translated():
         kind = _type_of(parsed, {})
     if not pa.types.is_struct(kind):
         raise InvalidConfigError("the Avro schema of values must be a record")
-    return pa.schema(list(kind))
+    schema = pa.schema(list(kind))
+    check_size(schema)
+    return schema
 
 
 def value_reader(avro_schema: str | None, writer_schema: str | None) -> ReadValue:

@@ -16,7 +16,7 @@ import msgspec
 import pyarrow as pa
 
 from strandline.errors import UNDECODABLE, InvalidConfigError
-from strandline.values.columns import parse_columns, parse_type, type_text
+from strandline.values.columns import check_size, parse_columns, parse_type, type_text
 from strandline.values.decode import check_decodable, check_distinct_names
 from strandline.values.schema import SchemaColumn, SchemaFormat, SchemaVersion, names_by_column
 
@@ -349,6 +349,7 @@ def _json_columns(given: Iterable[_GivenColumn]) -> _Given:
     if not columns:
         raise InvalidConfigError("the schema has no column")
     schema = pa.schema([(each.name, parse_type(each.type)) for each in columns])
+    check_size(schema)
     check_distinct_names(schema)
     check_decodable(schema)
     fields = tuple(

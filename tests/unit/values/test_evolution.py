@@ -158,6 +158,55 @@ def test_what_is_no_schema_is_refused(text, told):
         next_version([], text if isinstance(text, str) else json.dumps(text))
 
 
+def doubling(levels):
+    """A record of twice the columns of the level below, which it refers to by name."""
+    found = {"type": "record", "name": "A0", "fields": [named("x", "int")]}
+    for n in range(1, levels):
+        fields = [named("x", found), named("y", f"A{n - 1}")]
+        found = {"type": "record", "name": f"A{n}", "fields": fields}
+    return found
+
+
+def chain(levels):
+    """A record of records, each with the one before it by name: deep, though its text is not."""
+    kinds = [{"type": "record", "name": "A0", "fields": [named("x", "int")]}]
+    for n in range(1, levels):
+        inner = [named("x", f"A{n - 1}")]
+        kinds.append({"type": "record", "name": f"A{n}", "fields": inner})
+    return record(*(named(f"f{n}", kind) for n, kind in enumerate(kinds)))
+
+
+LONG = named("n" * 20_000, "int")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (doubling(20), "more than 2,000 columns"),
+        (chain(500), "nested more than 32 deep"),
+        (
+            record(
+                named("a", {"type": "record", "name": "B", "fields": [LONG]}),
+                *(named(f"a{n}", "B") for n in range(4)),
+            ),
+            "names of more than 65,536 characters",
+        ),
+        (", ".join(f"c{n} INT" for n in range(2001)), "more than 2,000 columns"),
+        ("c STRUCT<" + ", ".join(f"c{n}: INT" for n in range(2001)) + ">", "more than 2,000"),
+    ],
+)
+def test_a_schema_that_means_too_many_columns_is_refused(text, told):
+    """Before a type that is used by name is written out each time: memory and stack are limited."""
+    with pytest.raises(InvalidConfigError, match=told):
+        next_version([], text if isinstance(text, str) else json.dumps(text))
+
+
+def test_a_named_type_may_be_used_again():
+    """As deeply and as often as the limits allow."""
+    assert versions_of(doubling(10))[0].columns[0].type.count("int") == 256
+    assert len(versions_of(", ".join(f"c{n} INT" for n in range(2000)))[0].columns) == 2000
+
+
 def test_a_message_column_is_no_protobuf():
     """A column may be called as a word of Protocol Buffers."""
     assert versions_of("message STRING, syntax STRING")[0].columns[0].name == "message"
