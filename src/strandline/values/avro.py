@@ -10,6 +10,7 @@ least a byte, so that a value's length bounds the work of decoding it. Must not 
 import contextlib
 import io
 import json
+import re
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -41,6 +42,8 @@ _LOGICAL: dict[str, pa.DataType] = {
     "local-timestamp-micros": pa.timestamp("us"),
 }
 _DECIMAL = "decimal"
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_FIXED_BYTES_MAX = (1 << 31) - 1
 DEPTH_MAX = 64
 """How deeply the JSON of a schema may be nested: fastavro parses it recursively, in C."""
 SINGLE_OBJECT = b"\xc3\x01"
@@ -254,6 +257,8 @@ def _known(name: str, named: dict[str, pa.DataType | None]) -> pa.DataType:
 
 def _described(schema: Any, name: str, named: dict[str, pa.DataType | None]) -> pa.DataType:
     if isinstance(schema, dict):
+        if name == "fixed":
+            _check_fixed(schema)
         if schema.get("logicalType") in _LOGICAL:
             return _LOGICAL[schema["logicalType"]]
         if schema.get("logicalType") == _DECIMAL:
@@ -261,9 +266,9 @@ def _described(schema: Any, name: str, named: dict[str, pa.DataType | None]) -> 
         if name == "record":
             if not schema["fields"]:
                 raise InvalidConfigError(f"the Avro record {schema['name']} has no fields")
+            for each in schema["fields"]:
+                _check_name(each["name"])
             return pa.struct([(f["name"], _type_of(f["type"], named)) for f in schema["fields"]])
-        if name == "fixed" and schema["size"] < 1:
-            raise InvalidConfigError(f"the Avro type {schema['name']} has no bytes")
         if name == "array":
             return pa.list_(_type_of(schema["items"], named))
         if name == "map":
@@ -271,6 +276,22 @@ def _described(schema: Any, name: str, named: dict[str, pa.DataType | None]) -> 
     if name in _PRIMITIVES:
         return _PRIMITIVES[name]
     raise InvalidConfigError(f"the Avro type {name!r} has no column")
+
+
+def _check_name(name: Any) -> None:
+    if not (isinstance(name, str) and _NAME.fullmatch(name)):
+        raise InvalidConfigError(
+            f"the Avro field {name!r}: a name has letters, digits and _, and begins with no digit"
+        )
+
+
+def _check_fixed(schema: dict[str, Any]) -> None:
+    size = schema["size"]
+    if type(size) is not int or not 1 <= size <= _FIXED_BYTES_MAX:
+        raise InvalidConfigError(
+            f"the Avro type {schema['name']} has a size of {size!r}: it takes 1 to "
+            f"{_FIXED_BYTES_MAX:,} bytes"
+        )
 
 
 def _union(choices: list[Any], named: dict[str, pa.DataType | None]) -> pa.DataType:

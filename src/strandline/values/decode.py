@@ -9,7 +9,7 @@ becomes a row of nulls. Must not know Spark, files or the broker.
 import contextlib
 import io
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,14 +137,27 @@ def decoded_schema(record_schema: pa.Schema, value_schema: pa.Schema) -> pa.Sche
         for name in RECORD_COLUMNS
         if name in record_schema.names
     ]
-    own = {field.name for field in fields}
-    clash = [name for name in value_schema.names if name.lower() in own]
+    check_not_of_record(value_schema, record_schema.names)
+    return pa.schema([field.with_nullable(True) for field in [*fields, *value_schema]])
+
+
+def check_not_of_record(schema: pa.Schema, names: Iterable[str]) -> None:
+    """Check that no column of values is called as one of the record's, which stay beside them.
+
+    Args:
+        schema: the columns of values.
+        names: the columns that the record has.
+
+    Raises:
+        InvalidConfigError: naming the column.
+    """
+    own = {f"{RECORD_PREFIX}{name}" for name in names if name in RECORD_COLUMNS}
+    clash = [name for name in schema.names if name.lower() in own]
     if clash:
         raise InvalidConfigError(
             f"values have a field '{min(clash)}', which names a column of the record (case does "
             "not tell them apart); rename it"
         )
-    return pa.schema([field.with_nullable(True) for field in [*fields, *value_schema]])
 
 
 def infer_json_schema(values: pa.Array) -> pa.Schema:

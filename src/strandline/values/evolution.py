@@ -17,7 +17,12 @@ import pyarrow as pa
 
 from strandline.errors import UNDECODABLE, InvalidConfigError
 from strandline.values.columns import check_size, parse_columns, parse_type, type_text
-from strandline.values.decode import check_decodable, check_distinct_names
+from strandline.values.decode import (
+    RECORD_COLUMNS,
+    check_decodable,
+    check_distinct_names,
+    check_not_of_record,
+)
 from strandline.values.schema import SchemaColumn, SchemaFormat, SchemaVersion, names_by_column
 
 _ORDERS = (
@@ -72,7 +77,7 @@ class _Given(NamedTuple):
 
 
 class _GivenColumn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    name: str
+    name: Annotated[str, msgspec.Meta(min_length=1)]
     type: str
     nullable: bool = True
     id: Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)] | None = None
@@ -327,9 +332,25 @@ def _document_of(text: str) -> Any:
     if text[:1] not in ("{", "["):
         return None
     try:
-        return json.loads(text)
+        found = json.loads(text, object_pairs_hook=_object)
+        json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise InvalidConfigError(
+            f"the schema has {half!a}, half of a character that JSON writes as two \\u escapes"
+        ) from error
     except (ValueError, RecursionError) as error:
         raise InvalidConfigError(f"the schema is not JSON: {error}") from error
+    return found
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise InvalidConfigError(f"the schema has an object with {name!r} twice")
+        found[name] = value
+    return found
 
 
 def _check_language(text: str, document: Any) -> None:
@@ -351,6 +372,7 @@ def _json_columns(given: Iterable[_GivenColumn]) -> _Given:
     schema = pa.schema([(each.name, parse_type(each.type)) for each in columns])
     check_size(schema)
     check_distinct_names(schema)
+    check_not_of_record(schema, RECORD_COLUMNS)
     check_decodable(schema)
     fields = tuple(
         ShapeField(each.name, _shape_of(kind.type, nullable=each.nullable))
@@ -383,6 +405,7 @@ def _parse_avro(text: str) -> _Given:
 
     schema = arrow_schema_of(text)
     check_distinct_names(schema)
+    check_not_of_record(schema, RECORD_COLUMNS)
     shape = _AvroShapes().of(parsed_schema(text))
     types = [_type_of(each) for each in schema]
     compact = json.dumps(json.loads(text), separators=(",", ":"), ensure_ascii=False)
@@ -391,9 +414,11 @@ def _parse_avro(text: str) -> _Given:
 
 def _type_of(column: pa.Field) -> str:
     try:
-        return type_text(column.type)
+        text = type_text(column.type)
+        parse_type(text)  # as a load does, which has no decimal of more places than digits
     except InvalidConfigError as error:
         raise InvalidConfigError(f"column {column.name!r}: {error.message}") from error
+    return text
 
 
 @dataclass
