@@ -101,6 +101,10 @@ def value_reader(avro_schema: str | None, writer_schema: str | None) -> ReadValu
                 "not Avro of this schema: the value ends early, or names a choice of a union or "
                 "enum that there is not"
             ) from error
+        except UnicodeDecodeError as error:
+            raise ValueError("not Avro of this schema: a text is not UTF-8") from error
+        except OverflowError as error:
+            raise ValueError("a date or time is not in the years 1 to 9999") from error
         except (ArithmeticError, TypeError, struct.error) as error:
             raise ValueError(f"not Avro of this schema: {error}") from error
         if source.tell() != len(value):
