@@ -202,6 +202,10 @@ def _decoded(avro_schema: str | None) -> Any:
         schema = json.loads(avro_schema)
     except (ValueError, RecursionError) as error:
         raise InvalidConfigError(f"'schema' is not an Avro schema: {error}") from error
+    if isinstance(schema, dict) and "type" not in schema:
+        raise InvalidConfigError(
+            '\'schema\' is not an Avro schema: an object with the "type" "record" is needed'
+        )
     level = [schema]
     for _ in range(DEPTH_MAX):
         level = [

@@ -300,8 +300,14 @@ def _parse(text: str, kind: SchemaFormat | None) -> _Given:
         InvalidConfigError: it is in none of the forms, or not of the format that was asked for.
     """
     text = text.removeprefix("\ufeff").strip()
+    if not text:
+        raise InvalidConfigError(
+            "the schema is empty; give columns such as 'id BIGINT, name STRING', or an Avro schema"
+        )
     document = _document_of(text)
     _check_language(text, document)
+    if isinstance(document, dict) and document.get("type") == "struct":
+        document = _spark_columns(document)
     is_avro = isinstance(document, dict) and "columns" not in document
     if kind == "avro" and not is_avro:
         raise InvalidConfigError("an Avro schema of values is a JSON object of type record")
@@ -325,6 +331,34 @@ def _parse(text: str, kind: SchemaFormat | None) -> _Given:
                 f'false, "id": 1}}]: {error}'
             ) from error
     return _json_columns(given)
+
+
+def _spark_columns(document: dict[str, Any]) -> list[Any]:
+    """Return the columns of a schema as Spark's ``schema.json()`` has it."""
+    try:
+        return [
+            {"name": each["name"], "type": _spark_type(each["type"]), "nullable": each["nullable"]}
+            for each in document["fields"]
+        ]
+    except (LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise InvalidConfigError(
+            f"this is no schema as Spark's schema.json() has it: {error!r}"
+        ) from error
+
+
+def _spark_type(kind: Any) -> str:
+    if isinstance(kind, str):
+        return kind
+    if kind["type"] == "array":
+        return f"array<{_spark_type(kind['elementType'])}>"
+    if kind["type"] == "map":
+        return f"map<{_spark_type(kind['keyType'])},{_spark_type(kind['valueType'])}>"
+    fields = (
+        f"`{each['name'].replace('`', '``')}`:{_spark_type(each['type'])}"
+        f"{'' if each['nullable'] else ' not null'}"
+        for each in kind["fields"]
+    )
+    return f"struct<{','.join(fields)}>"
 
 
 def _document_of(text: str) -> Any:

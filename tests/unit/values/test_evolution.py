@@ -129,7 +129,10 @@ def test_anything_else_is_refused_by_name(text, told):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("", "takes columns such as"),
+        ("", "the schema is empty"),
+        ("\ufeff \n", "the schema is empty"),
+        ('{"type": "struct", "fields": [{"name": "a"}]}', "no schema as Spark's schema.json"),
+        ('{"type": "struct", "fields": 1}', "no schema as Spark's schema.json"),
         ("id", "takes columns such as"),
         ("[]", "no column"),
         ("[1]", "columns as JSON are a list"),
@@ -139,7 +142,7 @@ def test_anything_else_is_refused_by_name(text, told):
         ('[{"name": "a", "type": "int, b int"}]', "after a type"),
         ("{", "not JSON"),
         ("[" * 20_000, "not JSON"),
-        ("{}", "not an Avro schema"),
+        ("{}", '"type" "record" is needed'),
         ('syntax = "proto3"; message A {}', "Protocol Buffers is not supported"),
         ('{"type": "object", "properties": {}}', "JSON Schema is not supported"),
         ('{"type": "array", "items": "int"}', "must be a record"),
@@ -216,6 +219,20 @@ def test_a_schema_that_means_too_many_columns_is_refused(text, told):
     """Before a type that is used by name is written out each time: memory and stack are limited."""
     with pytest.raises(InvalidConfigError, match=told):
         next_version([], text if isinstance(text, str) else json.dumps(text))
+
+
+def test_a_schema_as_spark_has_it_is_the_same_columns():
+    """A user has ``frame.schema.json()`` at hand."""
+    place = {"type": "struct", "fields": [{"name": "a b", "type": "long", "nullable": True}]}
+    tags = {"type": "array", "elementType": place, "containsNull": True}
+    fields = [
+        {"name": "id", "type": "integer", "nullable": False, "metadata": {"comment": "its id"}},
+        {"name": "tags", "type": tags, "nullable": True, "metadata": {}},
+        {"name": "sum", "type": "decimal(5,2)", "nullable": True, "metadata": {}},
+    ]
+    [found] = versions_of(json.dumps({"type": "struct", "fields": fields}))
+    text = "id INT NOT NULL, tags ARRAY<STRUCT<`a b`: BIGINT>>, sum DECIMAL(5,2) COMMENT 'a sum'"
+    assert (found.format, found.columns) == ("json", versions_of(text)[0].columns)
 
 
 def test_a_named_type_may_be_used_again():
