@@ -65,6 +65,10 @@ def test_a_schema_is_set_shown_and_renamed_from_what_is_shown(strandline_url, tm
     refused = run(strandline_url, "set", "orders", str(tmp_path / "none"), code=1)
     assert "cannot read the schema" in refused.stderr
     run(strandline_url, "delete", "orders", "--yes")
+    refused = run(strandline_url, "delete", "orders", "--yes", code=1)
+    assert "stream 'orders' has no schema to delete" in refused.stderr
+    refused = run(strandline_url, "set", "orders", "-", text="", code=1)
+    assert "the schema has 0 characters" in refused.stderr
     run(strandline_url, "set", "orders", "-", text=json.dumps(AVRO))
     shown = json.loads(run(strandline_url, "show", "orders", "-o", "json").stdout)
     assert (shown["version"], shown["format"], json.loads(shown["avro"])) == (1, "avro", AVRO)
@@ -77,13 +81,20 @@ def test_a_client_sets_lists_and_gets(strandline_url):
         first = client.schemas.set("paid", json.dumps(AVRO), registry_id=7)
         assert client.schemas.list("paid") == [first]
         assert client.schemas.get("paid", 1) == first
+        assert client.schemas.set("paid", json.dumps(AVRO).encode()) == first
         assert (first.stream, first.registry_id, first.created_ns > 0) == ("paid", 7, True)
         for action, kind, told in (
             (lambda: client.schemas.get("paid", 2), InvalidRequestError, "versions 1 to 1, not 2"),
             (lambda: client.schemas.set("paid", COLUMNS), InvalidConfigError, "values are avro"),
             (lambda: client.schemas.set("none", COLUMNS), UnknownStreamError, "no stream 'none'"),
             (lambda: client.schemas.list("none"), UnknownStreamError, "no stream 'none'"),
-            (lambda: client.schemas.set("paid", "x" * 70_000), InvalidRequestError, "length"),
+            (lambda: client.schemas.set("paid", "x" * 70_000), InvalidConfigError, "1 to 65,536"),
+            (lambda: client.schemas.set("paid", ""), InvalidConfigError, "has 0 characters"),
+            (lambda: client.schemas.set("paid", b"\xff"), InvalidConfigError, "no text in UTF-8"),
+            (lambda: client.schemas.set("paid", 5), InvalidConfigError, "no text in UTF-8"),
+            (lambda: client.schemas.set("paid", "\ud800 INT"), InvalidConfigError, "UTF-8"),
+            (lambda: client.schemas.get("paid", "1"), InvalidRequestError, "got '1'"),
+            (lambda: client.schemas.get("paid", True), InvalidRequestError, "got True"),
         ):
             with pytest.raises(kind, match=told):
                 action()

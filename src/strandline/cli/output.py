@@ -1,12 +1,14 @@
 """Output of commands, as text or JSON.
 
 Rules: with ``--output json`` every line on standard output is one JSON document; an error is one
-line on standard error in both formats, with the stable code from docs/errors.md.
+line on standard error in both formats, with the stable code from docs/errors.md. Names and values
+come from other users: what could control a terminal is escaped here, wherever it is printed.
 """
 
 import contextlib
 import functools
 import inspect
+import json
 import logging
 import os
 import shutil
@@ -74,13 +76,15 @@ def examples(*lines: str) -> str:
 
 def print_json(value: object) -> None:
     """Print one JSON document on one line."""
-    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
+    text = msgspec.json.encode(value).decode()
+    # JSON lets a string have U+202E or U+009B as they are; nothing outside of strings has any.
+    sys.stdout.write(_escaped(text, lambda char: json.dumps(char)[1:-1]) + "\n")
     sys.stdout.flush()
 
 
 def print_line(text: str) -> None:
-    """Print one line of text on standard output."""
-    sys.stdout.write(text + "\n")
+    """Print text on standard output, with a line end."""
+    sys.stdout.write(_lines(text) + "\n")
     sys.stdout.flush()
 
 
@@ -109,8 +113,23 @@ def print_list(
 
 def note(text: str) -> None:
     """Print one line on standard error, apart from the results."""
-    sys.stderr.write(text + "\n")
+    sys.stderr.write(_lines(text) + "\n")
     sys.stderr.flush()
+
+
+def escaped(text: str) -> str:
+    """Return text with what could control a terminal, also line ends, as Python's escapes."""
+    return _escaped(text, lambda char: repr(char)[1:-1])
+
+
+def _lines(text: str) -> str:
+    return "\n".join(map(escaped, text.split("\n")))
+
+
+def _escaped(text: str, escape: Callable[[str], str]) -> str:
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else escape(char) for char in text)
 
 
 @contextmanager
@@ -281,4 +300,4 @@ def _cell(value: object) -> str:
         return "yes" if value else "no"
     if isinstance(value, int):
         return f"{value:,}"
-    return str(value)
+    return escaped(str(value))

@@ -17,6 +17,7 @@ from strandline.cli.output import (
     OutputFormat,
     OutputOption,
     ServerOption,
+    escaped,
     examples,
     logged_to_stderr,
     print_json,
@@ -271,17 +272,17 @@ def _column_text(name: str, value: Any) -> str:
     if name == "offset":
         return f"{value:>10}"
     if name == "headers":
-        return printable(" ".join(f"{key}={_escaped(content)}" for key, content in value or ()))
+        return printable(" ".join(f"{key}={_text(content)}" for key, content in value or ()))
     if value is None:
         return "-"
     if isinstance(value, dict | list):  # decoded
         value = msgspec.json.encode(value)
-    return printable(_escaped(value) if isinstance(value, bytes) else str(value))
+    return printable(_text(value) if isinstance(value, bytes) else str(value))
 
 
 def printable(text: str) -> str:
     """Escape what could control a terminal, and cut to one line."""
-    safe = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+    safe = escaped(text)
     return safe if len(safe) <= VALUE_CHARACTERS else safe[: VALUE_CHARACTERS - 1] + "…"
 
 
@@ -291,7 +292,7 @@ def _time_text(nanoseconds: int) -> str:
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:09}Z"
 
 
-def _escaped(value: bytes) -> str:
+def _text(value: bytes) -> str:
     return value.decode("utf-8", "backslashreplace")
 
 

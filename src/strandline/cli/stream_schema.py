@@ -23,7 +23,7 @@ from strandline.cli.output import (
     print_table,
     reports_errors,
 )
-from strandline.errors import InvalidConfigError
+from strandline.errors import InvalidConfigError, InvalidRequestError
 from strandline.values.schema import SchemaFormat
 
 app = typer.Typer(
@@ -185,8 +185,10 @@ def delete(
     import strandline
 
     with strandline.connect(server) as client:
+        count = len(client.schemas.list(name))
+        if not count:
+            raise InvalidRequestError(f"stream {name!r} has no schema to delete")
         if is_asked(output, yes=yes):
-            count = len(client.schemas.list(name))
             typer.confirm(f"Delete the schema of {name}, {count} versions?", abort=True)
         client.schemas.delete(name)
     print_done(f"deleted the schema of {name}", {"deleted": name}, output=output)

@@ -2,8 +2,9 @@
 
 from strandline.api import schemas
 from strandline.api.schemas import SchemaInfo
+from strandline.client.arguments import whole_number
 from strandline.client.cluster_client import ClusterClient
-from strandline.errors import InvalidRequestError
+from strandline.errors import InvalidConfigError, InvalidRequestError
 from strandline.values.schema import SchemaFormat
 
 
@@ -20,7 +21,7 @@ class Schemas:
     def set(
         self,
         stream: str,
-        text: str,
+        text: str | bytes,
         *,
         format: SchemaFormat | None = None,  # noqa: A002 - the field's name in the answer
         registry_id: int | None = None,
@@ -31,7 +32,7 @@ class Schemas:
             stream: its name.
             text: columns as Spark writes them, ``id BIGINT NOT NULL, name STRING``, or as JSON, a
                 list of objects with ``name``, ``type`` and, if wanted, ``nullable`` and ``id``; or
-                an Avro schema.
+                an Avro schema. Bytes are UTF-8.
             format: ``json`` or ``avro``; by default as the text looks.
             registry_id: the id that a schema registry gave it, by which framed values name it.
 
@@ -42,7 +43,7 @@ class Schemas:
             NotAllowedError: the caller does not administer the stream.
         """
         body = schemas.SetSchemaRequest(
-            stream=stream, text=text, format=format, registry_id=registry_id
+            stream=stream, text=_checked(text), format=format, registry_id=registry_id
         )
         [found] = self._brokers.change(schemas.SET_SCHEMA, body)
         return found
@@ -59,7 +60,7 @@ class Schemas:
         """Return a version of a stream's schema; by default the newest.
 
         Raises:
-            InvalidRequestError: there is no such version, or no schema.
+            InvalidRequestError: there is no such version, or no schema, or it is no number.
             UnknownStreamError: there is no such stream.
         """
         found = self.list(stream)
@@ -68,7 +69,7 @@ class Schemas:
                 f"stream {stream!r} has no schema; set one with 'strandline stream schema set "
                 f"{stream} FILE'"
             )
-        number = found[-1].version if version is None else version
+        number = found[-1].version if version is None else whole_number(version, "version")
         if not 1 <= number <= len(found):
             raise InvalidRequestError(
                 f"the schema of stream {stream!r} has the versions 1 to {len(found)}, not {version}"
@@ -83,3 +84,17 @@ class Schemas:
             NotAllowedError: the caller does not administer the stream.
         """
         self._brokers.change(schemas.DELETE_SCHEMA, schemas.WhoseSchema(stream=stream))
+
+
+def _checked(text: str | bytes) -> str:
+    """Return the text of a schema, if it is one that a request can have."""
+    try:
+        found = text.decode() if isinstance(text, bytes) else text
+        size = len(found.encode()) and len(found)
+    except (AttributeError, UnicodeError) as error:
+        raise InvalidConfigError(f"the schema is no text in UTF-8: {error}") from error
+    if not 0 < size <= schemas.SCHEMA_CHARACTERS_MAX:
+        raise InvalidConfigError(
+            f"the schema has {size:,} characters; it takes 1 to {schemas.SCHEMA_CHARACTERS_MAX:,}"
+        )
+    return found

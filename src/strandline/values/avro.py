@@ -10,6 +10,7 @@ least a byte, so that a value's length bounds the work of decoding it. Must not 
 import contextlib
 import io
 import json
+import re
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ import pyarrow as pa
 from fastavro.read import SchemaResolutionError
 
 from strandline.errors import InvalidConfigError
+from strandline.values.columns import check_size
 from strandline.values.schema import SchemaVersion
 
 _PRIMITIVES: dict[str, pa.DataType] = {
@@ -40,6 +42,8 @@ _LOGICAL: dict[str, pa.DataType] = {
     "local-timestamp-micros": pa.timestamp("us"),
 }
 _DECIMAL = "decimal"
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_FIXED_BYTES_MAX = (1 << 31) - 1
 DEPTH_MAX = 64
 """How deeply the JSON of a schema may be nested: fastavro parses it recursively, in C."""
 SINGLE_OBJECT = b"\xc3\x01"
@@ -58,14 +62,17 @@ def arrow_schema_of(avro_schema: str | None) -> pa.Schema:
         avro_schema: as JSON.
 
     Raises:
-        InvalidConfigError: missing, not JSON, not a record, or with an unsupported type.
+        InvalidConfigError: missing, not JSON, not a record, too large, or with an unsupported
+            type.
     """
     parsed = parsed_schema(avro_schema)
     with _translated():
         kind = _type_of(parsed, {})
     if not pa.types.is_struct(kind):
         raise InvalidConfigError("the Avro schema of values must be a record")
-    return pa.schema(list(kind))
+    schema = pa.schema(list(kind))
+    check_size(schema)
+    return schema
 
 
 def value_reader(avro_schema: str | None, writer_schema: str | None) -> ReadValue:
@@ -94,6 +101,10 @@ def value_reader(avro_schema: str | None, writer_schema: str | None) -> ReadValu
                 "not Avro of this schema: the value ends early, or names a choice of a union or "
                 "enum that there is not"
             ) from error
+        except UnicodeDecodeError as error:
+            raise ValueError("not Avro of this schema: a text is not UTF-8") from error
+        except OverflowError as error:
+            raise ValueError("a date or time is not in the years 1 to 9999") from error
         except (ArithmeticError, TypeError, struct.error) as error:
             raise ValueError(f"not Avro of this schema: {error}") from error
         if source.tell() != len(value):
@@ -191,6 +202,10 @@ def _decoded(avro_schema: str | None) -> Any:
         schema = json.loads(avro_schema)
     except (ValueError, RecursionError) as error:
         raise InvalidConfigError(f"'schema' is not an Avro schema: {error}") from error
+    if isinstance(schema, dict) and "type" not in schema:
+        raise InvalidConfigError(
+            '\'schema\' is not an Avro schema: an object with the "type" "record" is needed'
+        )
     level = [schema]
     for _ in range(DEPTH_MAX):
         level = [
@@ -250,6 +265,8 @@ def _known(name: str, named: dict[str, pa.DataType | None]) -> pa.DataType:
 
 def _described(schema: Any, name: str, named: dict[str, pa.DataType | None]) -> pa.DataType:
     if isinstance(schema, dict):
+        if name == "fixed":
+            _check_fixed(schema)
         if schema.get("logicalType") in _LOGICAL:
             return _LOGICAL[schema["logicalType"]]
         if schema.get("logicalType") == _DECIMAL:
@@ -257,9 +274,9 @@ def _described(schema: Any, name: str, named: dict[str, pa.DataType | None]) -> 
         if name == "record":
             if not schema["fields"]:
                 raise InvalidConfigError(f"the Avro record {schema['name']} has no fields")
+            for each in schema["fields"]:
+                _check_name(each["name"])
             return pa.struct([(f["name"], _type_of(f["type"], named)) for f in schema["fields"]])
-        if name == "fixed" and schema["size"] < 1:
-            raise InvalidConfigError(f"the Avro type {schema['name']} has no bytes")
         if name == "array":
             return pa.list_(_type_of(schema["items"], named))
         if name == "map":
@@ -267,6 +284,22 @@ def _described(schema: Any, name: str, named: dict[str, pa.DataType | None]) -> 
     if name in _PRIMITIVES:
         return _PRIMITIVES[name]
     raise InvalidConfigError(f"the Avro type {name!r} has no column")
+
+
+def _check_name(name: Any) -> None:
+    if not (isinstance(name, str) and _NAME.fullmatch(name)):
+        raise InvalidConfigError(
+            f"the Avro field {name!r}: a name has letters, digits and _, and begins with no digit"
+        )
+
+
+def _check_fixed(schema: dict[str, Any]) -> None:
+    size = schema["size"]
+    if type(size) is not int or not 1 <= size <= _FIXED_BYTES_MAX:
+        raise InvalidConfigError(
+            f"the Avro type {schema['name']} has a size of {size!r}: it takes 1 to "
+            f"{_FIXED_BYTES_MAX:,} bytes"
+        )
 
 
 def _union(choices: list[Any], named: dict[str, pa.DataType | None]) -> pa.DataType:

@@ -40,6 +40,10 @@ _DECIMAL_DIGITS_MAX = 38
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 DEPTH_MAX = 32
 """How deeply types may be nested."""
+COLUMNS_MAX = 2_000
+"""How many columns there may be, those within structs, arrays and maps counted one by one."""
+NAMES_CHARACTERS_MAX = 64 << 10
+"""How long the names of all of them may be together."""
 
 
 def parse_columns(text: str) -> pa.Schema:
@@ -66,6 +70,36 @@ def parse_type(text: str) -> pa.DataType:
 def arrow_schema(columns: Iterable[SchemaColumn]) -> pa.Schema:
     """Return the columns of a stream's schema as Arrow's; each may be null, as in a table."""
     return pa.schema([(column.name, parse_type(column.type)) for column in columns])
+
+
+def check_size(schema: pa.Schema) -> None:
+    """Check that the columns can be written out and parsed again.
+
+    An Avro schema may refer to a record by name: a few lines, and a type that is shared, can mean
+    more columns than fit into memory.
+
+    Raises:
+        InvalidConfigError: too many of them, too long names, or types that are nested too deeply.
+    """
+    columns = characters = 0
+    # Depth first, so that it ends at a limit before it holds more than a few paths.
+    waiting = [(field, 0) for field in reversed(schema)]
+    while waiting:
+        field, depth = waiting.pop()
+        kind = field.type
+        columns += not kind.num_fields
+        characters += len(field.name)
+        if columns > COLUMNS_MAX or characters > NAMES_CHARACTERS_MAX:
+            raise InvalidConfigError(
+                f"the schema has more than {COLUMNS_MAX:,} columns, those within columns included, "
+                f"or names of more than {NAMES_CHARACTERS_MAX:,} characters together; a named type "
+                "counts wherever it is used"
+            )
+        if kind.num_fields and depth == DEPTH_MAX:
+            raise InvalidConfigError(f"types of columns are nested more than {DEPTH_MAX} deep")
+        # Arrow describes a map as a list of structs, which has no level of its own.
+        inner = kind.field(0).type if pa.types.is_map(kind) else kind
+        waiting += [(inner.field(place), depth + 1) for place in reversed(range(inner.num_fields))]
 
 
 def type_text(kind: pa.DataType) -> str:
@@ -104,7 +138,8 @@ class _Parser:
         self._tokens: list[tuple[str, bool]] = []
         """Each with whether it is a quoted name."""
         self._at = self._depth = place = 0
-        while text[place:].strip():
+        end = len(text.rstrip())
+        while place < end:
             found = _TOKEN.match(text, place)
             if found is None:
                 raise self.wrong(f"{text[place:].strip()[:20]!r}")

@@ -6,18 +6,22 @@ record becomes one row, an Arrow record as many as it has; a record without a va
 becomes a row of nulls. Must not know Spark, files or the broker.
 """
 
+import contextlib
 import io
+import json
 import logging
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
 from strandline.errors import InvalidConfigError
-from strandline.values.columns import arrow_schema
+from strandline.values.columns import arrow_schema, type_text
 from strandline.values.json_columns import columns_of
 from strandline.values.json_text import check_one_value_each, converted, text_type
 from strandline.values.schema import SchemaVersion, ValueFormat, names_by_column
@@ -41,6 +45,8 @@ RECORD_SCHEMA = pa.schema(
 )
 """The columns of a record as a load without decoding stores them."""
 _REASON_CHARACTERS = 200
+_EXCERPT_CHARACTERS = 60
+_TWICE = re.compile(r"Column\(/v/(.*)\) was specified twice")
 # Out of range (ArithmeticError), truncated or with a repeated column (LookupError), etc.
 _DECODE_ERRORS = (pa.ArrowException, ArithmeticError, LookupError, OSError, TypeError, ValueError)
 
@@ -112,7 +118,10 @@ def value_by_schema(versions: Sequence[SchemaVersion]) -> Callable[[bytes], Any]
         found = decode(pa.array([value], pa.binary()))
         if found.bad:
             raise ValueError(found.bad[0][1])
-        return found.rows[0].as_py()
+        try:
+            return found.rows[0].as_py()
+        except OverflowError as error:
+            raise ValueError("a date or time is not in the years 1 to 9999") from error
 
     return read
 
@@ -136,14 +145,27 @@ def decoded_schema(record_schema: pa.Schema, value_schema: pa.Schema) -> pa.Sche
         for name in RECORD_COLUMNS
         if name in record_schema.names
     ]
-    own = {field.name for field in fields}
-    clash = [name for name in value_schema.names if name.lower() in own]
+    check_not_of_record(value_schema, record_schema.names)
+    return pa.schema([field.with_nullable(True) for field in [*fields, *value_schema]])
+
+
+def check_not_of_record(schema: pa.Schema, names: Iterable[str]) -> None:
+    """Check that no column of values is called as one of the record's, which stay beside them.
+
+    Args:
+        schema: the columns of values.
+        names: the columns that the record has.
+
+    Raises:
+        InvalidConfigError: naming the column.
+    """
+    own = {f"{RECORD_PREFIX}{name}" for name in names if name in RECORD_COLUMNS}
+    clash = [name for name in schema.names if name.lower() in own]
     if clash:
         raise InvalidConfigError(
             f"values have a field '{min(clash)}', which names a column of the record (case does "
             "not tell them apart); rename it"
         )
-    return pa.schema([field.with_nullable(True) for field in [*fields, *value_schema]])
 
 
 def infer_json_schema(values: pa.Array) -> pa.Schema:
@@ -214,6 +236,9 @@ def check_decodable(schema: pa.Schema) -> None:
         InvalidConfigError: naming a column of a type that Arrow cannot read from JSON, such as a
             map.
     """
+    with contextlib.suppress(pa.ArrowException):  # which column, is found below
+        _parse_json(pa.array([b"{}"]), schema)
+        return
     for field in schema:
         try:
             _parse_json(pa.array([b"{}"]), pa.schema([field]))
@@ -272,7 +297,12 @@ def _json_parser(schema: pa.Schema, versions: Sequence[SchemaVersion]) -> ParseR
     wanted = pa.schema(fields)
 
     def parse(values: pa.Array) -> pa.StructArray:
-        rows = _parse_json(values, wanted)
+        try:
+            rows = _parse_json(values, wanted)
+        except _DECODE_ERRORS as error:
+            if len(values) > 1:
+                raise  # nobody reads this reason: the values are halved
+            raise ValueError(_json_reason(values, wanted, error)) from error
         if not versions:
             return rows
         parts = dict(zip(wanted.names, rows.flatten(), strict=True))
@@ -286,6 +316,58 @@ def _json_parser(schema: pa.Schema, versions: Sequence[SchemaVersion]) -> ParseR
         return pa.StructArray.from_arrays(found, fields=kind, mask=rows.is_null())
 
     return parse
+
+
+def _json_reason(value: pa.Array, schema: pa.Schema, error: Exception) -> str:
+    """Return in words why a value cannot be decoded; Arrow's seldom name the column."""
+    fields = list(schema)
+    while len(fields) > 1:
+        half = fields[: len(fields) // 2]
+        fields = fields[len(half) :] if _json_error(value, half) is None else half
+    [text] = value.to_pylist()
+    if not _is_utf8(text):
+        return "the value is not UTF-8"
+    if whole := _json_error(value, []):  # whichever columns are wanted
+        if "Column(/v) changed" in f"{whole}":
+            return f"the value is {_excerpt(text.decode())}, not a JSON object"
+        return reason_of(whole).removeprefix("JSON parse error: ").removesuffix(" in row 0")
+    [field] = fields
+    error = _json_error(value, fields) or error
+    if twice := _TWICE.search(f"{error}"):
+        return f"{twice[1].replace('/', '.')!r} is there twice in one object"
+    if type(error) is ValueError:  # in our words
+        return f"column {field.name!r}: {error}"
+    part = _excerpt(_parts_of(text).get(field.name, ""))
+    return f"column {field.name!r} is {type_text(field.type)}, which cannot hold {part}"
+
+
+def _json_error(value: pa.Array, fields: Sequence[pa.Field]) -> Exception | None:
+    try:
+        _parse_json(value, pa.schema(fields))
+    except _DECODE_ERRORS as error:
+        return error
+    return None
+
+
+def _is_utf8(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _parts_of(text: bytes) -> dict[str, str]:
+    """Return the fields of a JSON object, each as it is written."""
+    try:
+        parts = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    except msgspec.DecodeError:  # NaN and Infinity, which Python and Arrow read
+        return {name: json.dumps(part) for name, part in json.loads(text).items()}
+    return {name: bytes(part).decode() for name, part in parts.items()}
+
+
+def _excerpt(text: str) -> str:
+    return text if len(text) <= _EXCERPT_CHARACTERS else f"{text[:_EXCERPT_CHARACTERS]}…"
 
 
 def _check_required(values: pa.Array, column: pa.Array, name: str) -> None:

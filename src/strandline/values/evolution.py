@@ -16,8 +16,13 @@ import msgspec
 import pyarrow as pa
 
 from strandline.errors import UNDECODABLE, InvalidConfigError
-from strandline.values.columns import parse_columns, parse_type, type_text
-from strandline.values.decode import check_decodable, check_distinct_names
+from strandline.values.columns import check_size, parse_columns, parse_type, type_text
+from strandline.values.decode import (
+    RECORD_COLUMNS,
+    check_decodable,
+    check_distinct_names,
+    check_not_of_record,
+)
 from strandline.values.schema import SchemaColumn, SchemaFormat, SchemaVersion, names_by_column
 
 _ORDERS = (
@@ -72,7 +77,7 @@ class _Given(NamedTuple):
 
 
 class _GivenColumn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    name: str
+    name: Annotated[str, msgspec.Meta(min_length=1)]
     type: str
     nullable: bool = True
     id: Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)] | None = None
@@ -295,8 +300,14 @@ def _parse(text: str, kind: SchemaFormat | None) -> _Given:
         InvalidConfigError: it is in none of the forms, or not of the format that was asked for.
     """
     text = text.removeprefix("\ufeff").strip()
+    if not text:
+        raise InvalidConfigError(
+            "the schema is empty; give columns such as 'id BIGINT, name STRING', or an Avro schema"
+        )
     document = _document_of(text)
     _check_language(text, document)
+    if isinstance(document, dict) and document.get("type") == "struct":
+        document = _spark_columns(document)
     is_avro = isinstance(document, dict) and "columns" not in document
     if kind == "avro" and not is_avro:
         raise InvalidConfigError("an Avro schema of values is a JSON object of type record")
@@ -322,14 +333,58 @@ def _parse(text: str, kind: SchemaFormat | None) -> _Given:
     return _json_columns(given)
 
 
+def _spark_columns(document: dict[str, Any]) -> list[Any]:
+    """Return the columns of a schema as Spark's ``schema.json()`` has it."""
+    try:
+        return [
+            {"name": each["name"], "type": _spark_type(each["type"]), "nullable": each["nullable"]}
+            for each in document["fields"]
+        ]
+    except (LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise InvalidConfigError(
+            f"this is no schema as Spark's schema.json() has it: {error!r}"
+        ) from error
+
+
+def _spark_type(kind: Any) -> str:
+    if isinstance(kind, str):
+        return kind
+    if kind["type"] == "array":
+        return f"array<{_spark_type(kind['elementType'])}>"
+    if kind["type"] == "map":
+        return f"map<{_spark_type(kind['keyType'])},{_spark_type(kind['valueType'])}>"
+    fields = (
+        f"`{each['name'].replace('`', '``')}`:{_spark_type(each['type'])}"
+        f"{'' if each['nullable'] else ' not null'}"
+        for each in kind["fields"]
+    )
+    return f"struct<{','.join(fields)}>"
+
+
 def _document_of(text: str) -> Any:
     """Return the JSON of a text that looks like JSON; None: it is columns as Spark writes them."""
     if text[:1] not in ("{", "["):
         return None
     try:
-        return json.loads(text)
+        found = json.loads(text, object_pairs_hook=_object)
+        json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise InvalidConfigError(
+            f"the schema has {half!a}, half of a character that JSON writes as two \\u escapes"
+        ) from error
     except (ValueError, RecursionError) as error:
         raise InvalidConfigError(f"the schema is not JSON: {error}") from error
+    return found
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise InvalidConfigError(f"the schema has an object with {name!r} twice")
+        found[name] = value
+    return found
 
 
 def _check_language(text: str, document: Any) -> None:
@@ -349,7 +404,9 @@ def _json_columns(given: Iterable[_GivenColumn]) -> _Given:
     if not columns:
         raise InvalidConfigError("the schema has no column")
     schema = pa.schema([(each.name, parse_type(each.type)) for each in columns])
+    check_size(schema)
     check_distinct_names(schema)
+    check_not_of_record(schema, RECORD_COLUMNS)
     check_decodable(schema)
     fields = tuple(
         ShapeField(each.name, _shape_of(kind.type, nullable=each.nullable))
@@ -382,6 +439,7 @@ def _parse_avro(text: str) -> _Given:
 
     schema = arrow_schema_of(text)
     check_distinct_names(schema)
+    check_not_of_record(schema, RECORD_COLUMNS)
     shape = _AvroShapes().of(parsed_schema(text))
     types = [_type_of(each) for each in schema]
     compact = json.dumps(json.loads(text), separators=(",", ":"), ensure_ascii=False)
@@ -390,9 +448,11 @@ def _parse_avro(text: str) -> _Given:
 
 def _type_of(column: pa.Field) -> str:
     try:
-        return type_text(column.type)
+        text = type_text(column.type)
+        parse_type(text)  # as a load does, which has no decimal of more places than digits
     except InvalidConfigError as error:
         raise InvalidConfigError(f"column {column.name!r}: {error.message}") from error
+    return text
 
 
 @dataclass

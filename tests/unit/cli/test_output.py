@@ -13,6 +13,7 @@ from strandline.cli.output import (
     OutputFormat,
     print_error,
     print_json,
+    print_line,
     print_table,
     progress,
     reports_errors,
@@ -54,6 +55,24 @@ def test_json_is_one_line(capsys):
     """Programs read line by line."""
     print_json({"a": "x\ny", "b": [1]})
     assert capsys.readouterr().out == '{"a":"x\\ny","b":[1]}\n'
+
+
+HOSTILE = "a\x1b[31m\x07\x00\u202e\x9bé"
+
+
+def test_what_could_control_a_terminal_is_escaped(capsys):
+    """Names come from other users: in tables, lines, notes and JSON."""
+    shown = r"a\x1b[31m\x07\x00\u202e\x9bé"
+    print_table(("name", "#n"), [(HOSTILE + "\n", 1)])
+    assert capsys.readouterr().out.splitlines()[1] == rf"{shown}\n  1"
+    print_line(f"group {HOSTILE}\nof two lines")
+    assert capsys.readouterr().out == f"group {shown}\nof two lines\n"
+    print_error(UnknownStreamError(HOSTILE), OutputFormat.text)
+    assert capsys.readouterr().err == f"error: {shown} (unknown_stream)\n"
+    print_json({"name": HOSTILE, "far": "\U000e0001"})
+    found = capsys.readouterr().out
+    assert found.removesuffix("\n").isprintable()
+    assert json.loads(found) == {"name": HOSTILE, "far": "\U000e0001"}
 
 
 def test_an_error_is_one_line_on_standard_error(capsys):

@@ -393,7 +393,7 @@ def test_times_and_bytes_are_read_at_any_depth():
         {"all": None, "one": None},
         {"all": None, "one": {"at": None, "raw": b""}},
     ]
-    assert found.bad == [(2, "'soon' is not a time such as 2024-01-31T12:00:00Z")]
+    assert found.bad == [(2, "column 'one': 'soon' is not a time such as 2024-01-31T12:00:00Z")]
 
 
 def test_a_value_too_deep_is_rejected_alone():

@@ -129,7 +129,10 @@ def test_anything_else_is_refused_by_name(text, told):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("", "takes columns such as"),
+        ("", "the schema is empty"),
+        ("\ufeff \n", "the schema is empty"),
+        ('{"type": "struct", "fields": [{"name": "a"}]}', "no schema as Spark's schema.json"),
+        ('{"type": "struct", "fields": 1}', "no schema as Spark's schema.json"),
         ("id", "takes columns such as"),
         ("[]", "no column"),
         ("[1]", "columns as JSON are a list"),
@@ -139,12 +142,29 @@ def test_anything_else_is_refused_by_name(text, told):
         ('[{"name": "a", "type": "int, b int"}]', "after a type"),
         ("{", "not JSON"),
         ("[" * 20_000, "not JSON"),
-        ("{}", "not an Avro schema"),
+        ("{}", '"type" "record" is needed'),
         ('syntax = "proto3"; message A {}', "Protocol Buffers is not supported"),
         ('{"type": "object", "properties": {}}', "JSON Schema is not supported"),
         ('{"type": "array", "items": "int"}', "must be a record"),
         (record(named("a", "null")), "'null' has no column"),
-        (record(named("a", named("f", "fixed", size=0))), "has no bytes"),
+        (record(named("a", named("f", "fixed", size=0))), "it takes 1 to"),
+        (record(named("a", named("f", "fixed", size=1 << 31))), "a size of 2147483648"),
+        (record(named("a", named("f", "fixed", size="8"))), "a size of '8'"),
+        (record(named("a b", "int")), "the Avro field 'a b'"),
+        (record(named("", "int")), "the Avro field ''"),
+        (record(named("_Offset", "int")), "'_Offset', which names a column of the record"),
+        (record(named("a", named("x", "int")), doc="\ud800"), "half of a character"),
+        (
+            record(
+                named("a", {"type": "bytes", "logicalType": "decimal", "precision": 2, "scale": 3})
+            ),
+            "decimal",
+        ),
+        ("_offset BIGINT", "'_offset', which names a column of the record"),
+        ('[{"name": "\\ud800", "type": "int"}]', r"has '\\ud800', half of a character"),
+        ('[{"name": "", "type": "int"}]', "length >= 1"),
+        ('[{"name": "a", "name": "b", "type": "int"}]', "an object with 'name' twice"),
+        ('{"type": "record", "name": "A", "name": "B", "fields": []}', "'name' twice"),
         (record(named("a", ["int", "string"])), "null and one type"),
         (record(named("A", "int"), named("a", "int")), "differ by case alone"),
         ("a " + "ARRAY<" * 40 + "INT" + ">" * 40, "more than 32 deep"),
@@ -156,6 +176,69 @@ def test_what_is_no_schema_is_refused(text, told):
     """Also what would cost the broker its stack."""
     with pytest.raises(InvalidConfigError, match=told):
         next_version([], text if isinstance(text, str) else json.dumps(text))
+
+
+def doubling(levels):
+    """A record of twice the columns of the level below, which it refers to by name."""
+    found = {"type": "record", "name": "A0", "fields": [named("x", "int")]}
+    for n in range(1, levels):
+        fields = [named("x", found), named("y", f"A{n - 1}")]
+        found = {"type": "record", "name": f"A{n}", "fields": fields}
+    return found
+
+
+def chain(levels):
+    """A record of records, each with the one before it by name: deep, though its text is not."""
+    kinds = [{"type": "record", "name": "A0", "fields": [named("x", "int")]}]
+    for n in range(1, levels):
+        inner = [named("x", f"A{n - 1}")]
+        kinds.append({"type": "record", "name": f"A{n}", "fields": inner})
+    return record(*(named(f"f{n}", kind) for n, kind in enumerate(kinds)))
+
+
+LONG = named("n" * 20_000, "int")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (doubling(20), "more than 2,000 columns"),
+        (chain(500), "nested more than 32 deep"),
+        (
+            record(
+                named("a", {"type": "record", "name": "B", "fields": [LONG]}),
+                *(named(f"a{n}", "B") for n in range(4)),
+            ),
+            "names of more than 65,536 characters",
+        ),
+        (", ".join(f"c{n} INT" for n in range(2001)), "more than 2,000 columns"),
+        ("c STRUCT<" + ", ".join(f"c{n}: INT" for n in range(2001)) + ">", "more than 2,000"),
+    ],
+)
+def test_a_schema_that_means_too_many_columns_is_refused(text, told):
+    """Before a type that is used by name is written out each time: memory and stack are limited."""
+    with pytest.raises(InvalidConfigError, match=told):
+        next_version([], text if isinstance(text, str) else json.dumps(text))
+
+
+def test_a_schema_as_spark_has_it_is_the_same_columns():
+    """A user has ``frame.schema.json()`` at hand."""
+    place = {"type": "struct", "fields": [{"name": "a b", "type": "long", "nullable": True}]}
+    tags = {"type": "array", "elementType": place, "containsNull": True}
+    fields = [
+        {"name": "id", "type": "integer", "nullable": False, "metadata": {"comment": "its id"}},
+        {"name": "tags", "type": tags, "nullable": True, "metadata": {}},
+        {"name": "sum", "type": "decimal(5,2)", "nullable": True, "metadata": {}},
+    ]
+    [found] = versions_of(json.dumps({"type": "struct", "fields": fields}))
+    text = "id INT NOT NULL, tags ARRAY<STRUCT<`a b`: BIGINT>>, sum DECIMAL(5,2) COMMENT 'a sum'"
+    assert (found.format, found.columns) == ("json", versions_of(text)[0].columns)
+
+
+def test_a_named_type_may_be_used_again():
+    """As deeply and as often as the limits allow."""
+    assert versions_of(doubling(10))[0].columns[0].type.count("int") == 256
+    assert len(versions_of(", ".join(f"c{n} INT" for n in range(2000)))[0].columns) == 2000
 
 
 def test_a_message_column_is_no_protobuf():
