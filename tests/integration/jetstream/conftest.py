@@ -25,6 +25,7 @@ from tests.kit.clusters import IDS, three_brokers
 
 API = "$JS.API."
 PATIENCE_S = 30
+NS = 1_000_000_000
 SILENCE_S = 0.2
 CLI_VERSION = "v0.5.1"
 HERE = Path(__file__).parent
@@ -182,6 +183,22 @@ def shape(message):
     text = headers.get("Description", "")
     left = headers.get("Nats-Pending-Messages"), headers.get("Nats-Pending-Bytes")
     return (headers["Status"], text) if left == (None, None) else (headers["Status"], text, *left)
+
+
+async def ended_by_its_group(ask, admin, stream, name):
+    """Delete a consumer's group: its waiting pull ends, and clients no longer find it."""
+    pulling = asyncio.create_task(ask.pull(stream, name, {"expires": PATIENCE_S * NS}))
+
+    async def is_waiting():
+        return (await ask(f"CONSUMER.INFO.{stream}.{name}"))["num_waiting"] == 1
+
+    await until(is_waiting)
+    began = time.monotonic()
+    await asyncio.to_thread(admin.groups.delete, f"js/{stream}/{name}")
+    assert (await ask.error(f"CONSUMER.INFO.{stream}.{name}"))[1] == 10014
+    assert name not in (await ask(f"CONSUMER.NAMES.{stream}"))["consumers"]
+    assert [shape(each)[:2] for each in await pulling] == [("409", "Consumer Deleted")]
+    assert time.monotonic() - began < PATIENCE_S / 2, "not when the pull was over"
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from nats.js.api import ConsumerConfig
 import strandline
 from strandline.testing.server import Server
 
-from .conftest import connected, shape, until
+from .conftest import connected, ended_by_its_group, shape, until
 
 NS = 1_000_000_000
 
@@ -454,11 +454,19 @@ async def test_a_consumers_group_belongs_to_it(ours, ask_us):
         with admin.consumer("js/owned/e", "owned"):
             refused = await ask_us.consumer("owned", "e", durable_name="e")
             assert refused["error"]["err_code"] == 10012
-        admin.groups.delete("js/owned/d")
-    await ask_us.nc.request("owned", b"x")
-    await ask_us.pull("owned", "d", {"expires": NS}, seconds=1.5)
-    assert (await ask_us.error("CONSUMER.INFO.owned.d"))[1] == 10014
+        await ended_by_its_group(ask_us, admin, "owned", "d")
     await ask_us("STREAM.DELETE.owned")
+
+
+async def test_a_group_of_members_does_not_delete_a_consumer_of_its_name(ours, ask_us):
+    """One that is not durable has no group."""
+    await ask_us("STREAM.CREATE.apart", {"name": "apart", "subjects": ["apart"]})
+    await ask_us.consumer("apart", "c", inactive_threshold=60 * NS)
+    with strandline.connect(ours.flight) as admin:
+        admin.groups.commit("js/apart/c", {("apart", 0): 0})
+        admin.groups.delete("js/apart/c")
+    assert (await ask_us("CONSUMER.NAMES.apart"))["consumers"] == ["c"]
+    await ask_us("STREAM.DELETE.apart")
 
 
 async def test_a_deleted_streams_consumers_are_forgotten(ours, ask_us):

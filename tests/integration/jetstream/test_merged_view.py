@@ -12,7 +12,7 @@ from nats.js.api import ConsumerConfig, DeliverPolicy
 import strandline
 from strandline.testing.server import Server
 
-from .conftest import PATIENCE_S, Asker, connected, shape
+from .conftest import PATIENCE_S, Asker, connected, ended_by_its_group, shape
 
 NS = 1_000_000_000
 PARTITIONS = 3
@@ -218,6 +218,14 @@ async def test_merged_consumers_are_listed_updated_and_deleted(nc):
     assert (await ask("CONSUMER.DELETE.orders.whole"))["success"]
     code, number, _ = await ask.error("CONSUMER.INFO.orders.whole")
     assert (code, number) == (404, 10014)
+
+
+async def test_deleting_the_group_deletes_a_merged_consumer(server, nc):
+    """At once, its waiting pulls, too."""
+    ask = Asker(nc)
+    await ask.consumer("orders", "d", durable_name="d")
+    with strandline.connect(server.flight) as admin:
+        await ended_by_its_group(ask, admin, "orders", "d")
 
 
 async def test_deleted_messages_of_a_partition_are_skipped(nc):
