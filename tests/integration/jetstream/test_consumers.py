@@ -318,6 +318,38 @@ async def test_info_has_every_field(ask, filled):
     }
 
 
+async def test_info_says_when_it_was_last_active(ask, filled):
+    """A delivery; and an acknowledgement that counts, so none that asks for more time."""
+    times = []
+
+    async def times_of(name):
+        info = await ask(f"CONSUMER.INFO.{filled.name}.{name}")
+        times.append((info["delivered"].get("last_active"), info["ack_floor"].get("last_active")))
+        return times[-1]
+
+    await ask.consumer(filled.name, "a", durable_name="a")
+    assert await times_of("a") == (None, None)
+    first, second = await ask.pull(filled.name, "a", 2)
+    delivered, acked = await times_of("a")
+    assert delivered.endswith("Z")
+    assert acked is None
+    await ask.nc.request(first.reply, b"+WPI")
+    assert (await times_of("a"))[1] is None
+    await ask.nc.request(second.reply, b"+ACK")
+    acked = (await times_of("a"))[1]
+    assert acked.endswith("Z")
+    await ask.nc.request(first.reply, b"+TERM")
+    last = (await times_of("a"))[1]
+    assert last != acked
+    await ask.nc.request(first.reply, b"+TERM")
+    await ask.pull(filled.name, "a", 1)
+    assert (await times_of("a"))[0] != delivered
+    await ask.consumer(filled.name, "n", ack_policy="none")
+    await ask.pull(filled.name, "n", 1)
+    delivered, acked = await times_of("n")
+    assert (bool(delivered), acked) == (True, None)
+
+
 async def test_making_a_consumer_again(ask, filled):
     """The same again is its info; an update changes some settings and not others."""
     name = filled.name
