@@ -197,6 +197,9 @@ async def test_consumers_work_wherever_they_are_asked_for(cluster):
         for number in range(3):
             name = f"d{index}"
             config = {"durable_name": name, "ack_policy": "explicit"}
+            body = {"stream_name": f"S{number}", "config": {**config, "num_replicas": 3}}
+            refused = await answers_to(client, f"CONSUMER.DURABLE.CREATE.S{number}.{name}", body)
+            assert [each["error"]["err_code"] for each in refused] == [10126]
             body = {"stream_name": f"S{number}", "config": config}
             path = f"CONSUMER.DURABLE.CREATE.S{number}.{name}"
             answers = await answers_to(client, path, body)

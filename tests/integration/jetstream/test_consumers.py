@@ -405,9 +405,20 @@ async def test_impossible_consumers_are_rejected_with_the_same_numbers(ask, fill
     assert await refused(filter_subjects=["a", ""]) == empty
     assert (await refused(backoff=[1, 2, 3], max_deliver=2, ack_policy="explicit"))[1] == 10116
     assert (await refused(deliver_policy="foo"))[:2] == (400, 10025)
+    negative = (400, 10133, "replicas count cannot be negative")
+    assert await refused(num_replicas=-3) == negative
+    alone = (500, 10074, "replicas > 1 not supported in non-clustered mode")
+    assert await refused(num_replicas=5) == alone
+    assert (await refused(max_expires=NS // 10_000))[1] == 10115
     missing = (404, 10059, "stream not found")
     assert await refused("CONSUMER.CREATE.nope.p", stream="nope") == missing
     assert await ask.error("CONSUMER.NAMES.nope") == missing
+
+
+async def test_answers_show_the_settings_in_force(ask, filled):
+    """Not the number that was asked for, where it means that there is no limit."""
+    made = await ask.consumer(filled.name, "f", max_deliver=-7, num_replicas=1)
+    assert (made["config"]["max_deliver"], made["config"]["num_replicas"]) == (-1, 1)
 
 
 async def test_old_forms_of_creating(ask, filled):

@@ -207,6 +207,9 @@ async def test_what_cannot_be_is_rejected_with_the_same_numbers(ask, stream):
     everything = (500, 10052, "capturing all subjects requires no-ack to be true")
     assert await ask.error("STREAM.CREATE.A", {"name": "A", "subjects": [">"]}) == everything
     copies = (500, 10074, "replicas > 1 not supported in non-clustered mode")
+    fewer = {"name": "R", "subjects": ["r"], "num_replicas": -3}
+    negative = (400, 10133, "replicas count cannot be negative")
+    assert await ask.error("STREAM.CREATE.R", fewer) == negative
     three = {"name": "R", "subjects": ["r"], "num_replicas": 3}
     assert await ask.error("STREAM.CREATE.R", three) == copies
     young = {"name": "Y", "subjects": ["y"], "max_age": 100}

@@ -45,6 +45,7 @@ from strandline.servers.nats.jetstream.consumer_config import (
     ConsumerConfig,
     CreateConsumerRequest,
     check_merged,
+    check_replicas,
     check_update,
     consumer_config,
     reject_consumer,
@@ -408,6 +409,8 @@ class ConsumerCalls:
         made_up = secrets.token_hex(4)
         config = consumer_config(request.call, body, made_up)
         view = self._api.view(request)
+        is_cluster = bool(self._api.broker.image.brokers)
+        check_replicas(config, view.stream.config, is_cluster=is_cluster)
         if not view.is_exact:
             check_merged(config, view.name, len(view.partitions))
         self._check_target(view, config)
