@@ -248,6 +248,26 @@ def _partition(message):
     return (int(message.reply.split(".")[5]) - 1) % PARTITIONS
 
 
+async def test_the_state_of_every_partition_adds_up(nc):
+    """The first sequence follows what was deleted, in each partition and so in their sums."""
+    ask = Asker(nc)
+
+    async def state():
+        found = (await ask("STREAM.INFO.orders"))["state"]
+        return tuple(found[name] for name in ("messages", "first_seq", "last_seq", "num_deleted"))
+
+    assert await state() == (0, 0, 0, 0)
+    await publish(nc, 60)
+    assert await state() == (60, 1, 60, 0)
+    for number in range(PARTITIONS - 1):
+        assert (await ask(f"STREAM.PURGE.orders:{number}", {"keep": 2}))["success"]
+    [left] = [(await ask("STREAM.INFO.orders:2"))["state"]["messages"]]
+    assert await state() == (4 + left, 60 - 4 - left + 1, 60, 0)
+    for number in range(PARTITIONS):
+        assert (await ask(f"STREAM.PURGE.orders:{number}"))["success"]
+    assert await state() == (0, 61, 60, 0), "as of a purged stream of JetStream"
+
+
 async def test_a_merged_consumer_survives_a_restart(tmp_path):
     """Positions, pending messages and their counts; the group has a position per partition."""
     with Server(nats=True, data_dir=tmp_path) as url:
