@@ -201,6 +201,24 @@ async def ended_by_its_group(ask, admin, stream, name):
     assert time.monotonic() - began < PATIENCE_S / 2, "not when the pull was over"
 
 
+def floor_of(info):
+    """The sequences up to which everything is acknowledged."""
+    return info["ack_floor"]["consumer_seq"], info["ack_floor"]["stream_seq"]
+
+
+async def used_up(ask, stream, count):
+    """Make the consumer ``u``, and let all messages be delivered as often as they may be."""
+    await ask.consumer(stream, "u", durable_name="u", max_deliver=2, ack_wait=NS // 2)
+    body = {"batch": 2 * count, "expires": 2 * NS}
+    found = await ask.pull(stream, "u", body)
+    assert len(found) == 2 * count
+    [status] = await ask.pull(stream, "u", {"expires": NS})
+    assert shape(status)[0] == "408"
+    info = await ask(f"CONSUMER.INFO.{stream}.u")
+    assert (info["delivered"]["consumer_seq"], info["num_pending"]) == (2 * count, 0)
+    assert (floor_of(info), info["num_ack_pending"]) == ((0, 0), 0)
+
+
 @pytest.fixture
 def ask(nc):
     return Asker(nc)

@@ -11,7 +11,7 @@ from nats.js.api import ConsumerConfig
 import strandline
 from strandline.testing.server import Server
 
-from .conftest import connected, ended_by_its_group, shape, until
+from .conftest import connected, ended_by_its_group, floor_of, shape, until, used_up
 
 NS = 1_000_000_000
 
@@ -88,6 +88,19 @@ async def test_what_is_not_acknowledged_comes_again(ask, filled):
     await asyncio.sleep(0.3)
     info = await ask(f"CONSUMER.INFO.{name}.m")
     assert info["delivered"]["consumer_seq"] == 4
+
+
+async def test_the_floor_stays_when_all_deliveries_are_used_up(ask, filled):
+    """Until the last pending message is acknowledged."""
+    await used_up(ask, filled.name, 9)
+    for number in range(2):
+        await ask.nc.request(filled.subject("odd"), b"new %d" % number)
+    found = await ask.pull(filled.name, "u", 2)
+    places = []
+    for each in reversed(found):
+        await ask.nc.request(each.reply, b"+ACK")
+        places.append(floor_of(await ask(f"CONSUMER.INFO.{filled.name}.u")))
+    assert places == [(0, 0), (20, 11)]
 
 
 async def test_backoff_spreads_redeliveries(ask, filled):

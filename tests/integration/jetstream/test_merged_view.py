@@ -12,7 +12,7 @@ from nats.js.api import ConsumerConfig, DeliverPolicy
 import strandline
 from strandline.testing.server import Server
 
-from .conftest import PATIENCE_S, Asker, connected, ended_by_its_group, shape
+from .conftest import PATIENCE_S, Asker, connected, ended_by_its_group, floor_of, shape, used_up
 
 NS = 1_000_000_000
 PARTITIONS = 3
@@ -266,6 +266,20 @@ async def test_the_state_of_every_partition_adds_up(nc):
     for number in range(PARTITIONS):
         assert (await ask(f"STREAM.PURGE.orders:{number}"))["success"]
     assert await state() == (0, 61, 60, 0), "as of a purged stream of JetStream"
+
+
+async def test_the_floor_of_every_partition_stays_when_all_deliveries_are_used_up(server, nc):
+    """As that of a consumer of one partition; its group's committed offsets, too."""
+    await publish(nc, 12)
+    ask = Asker(nc)
+    await used_up(ask, "orders", 12)
+    with strandline.connect(server.flight) as admin:
+        assert set(admin.groups.info("js/orders/u").positions["orders"].values()) == {0}
+    await publish(nc, 6)
+    found = await ask.pull("orders", "u", 6)
+    for each in found:
+        await nc.request(each.reply, b"+ACK")
+    assert floor_of(await ask("CONSUMER.INFO.orders.u")) == (30, 18)
 
 
 async def test_a_merged_consumer_survives_a_restart(tmp_path):
