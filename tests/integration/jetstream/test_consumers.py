@@ -423,6 +423,14 @@ async def test_impossible_consumers_are_rejected_with_the_same_numbers(ask, fill
     alone = (500, 10074, "replicas > 1 not supported in non-clustered mode")
     assert await refused(num_replicas=5) == alone
     assert (await refused(max_expires=NS // 10_000))[1] == 10115
+    long = "x" * 256
+    longest = (400, 10102, "consumer name is too long, maximum allowed is 255")
+    durable = f"CONSUMER.DURABLE.CREATE.{name}.{long}"
+    create = f"CONSUMER.CREATE.{name}.{long}"
+    for operation in (create, durable):
+        assert await refused(operation, name=long, durable_name=long) == longest
+    separators = (400, 10127, "Consumer name can not contain path separators")
+    assert await refused(f"CONSUMER.CREATE.{name}.a/b", name="a/b") == separators
     missing = (404, 10059, "stream not found")
     assert await refused("CONSUMER.CREATE.nope.p", stream="nope") == missing
     assert await ask.error("CONSUMER.NAMES.nope") == missing

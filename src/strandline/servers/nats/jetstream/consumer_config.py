@@ -53,7 +53,7 @@ BACKOFFS_MAX: Final = 64
 NAME_BYTES_MAX: Final = 255
 METADATA_BYTES_MAX: Final = 4_096
 """Of metadata and description together: they are stored with every change, too."""
-_NAME: Final = re.compile(r"[^\s.*>/\\]+")
+_NAME: Final = re.compile(r"[^\s.*>]+")
 _GROUP: Final = re.compile(r"[^\s\x00-\x1f]{1,255}")
 UNSUPPORTED: Final = (
     "priority_policy",
@@ -291,7 +291,11 @@ def _name(call: ApiCall, config: ConsumerConfigRequest, made_up: str) -> str:
         # The subject has to name what may be administered under that name only.
         _refuse(10019, "consumer expected to be ephemeral but a durable name was set in request")
     found = call.consumer or asked or made_up
-    if not _NAME.fullmatch(found) or len(found.encode()) > NAME_BYTES_MAX:
+    if len(found.encode()) > NAME_BYTES_MAX:
+        _refuse(10102, f"consumer name is too long, maximum allowed is {NAME_BYTES_MAX}")
+    if "/" in found or "\\" in found:
+        _refuse(10127, "Consumer name can not contain path separators")
+    if not _NAME.fullmatch(found):
         _refuse(10103, "durable name can not contain '.', '*', '>'")
     return found
 

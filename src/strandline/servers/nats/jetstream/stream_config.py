@@ -202,7 +202,9 @@ def stream_config(request: StreamConfigRequest, *, is_cluster: bool) -> StreamCo
 
 
 def _check_name(name: str) -> None:
-    if not _NAME.fullmatch(name) or len(name.encode()) > NAME_BYTES_MAX:
+    if len(name.encode()) > NAME_BYTES_MAX:
+        reject_config(f"stream name is too long, maximum allowed is {NAME_BYTES_MAX}")
+    if not _NAME.fullmatch(name):
         reject_config(
             "stream name is required and can not contain '.', '*', '>', '\\', '/' or white space"
         )
