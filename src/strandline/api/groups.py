@@ -204,7 +204,7 @@ LIST_GROUPS: Final = AdminCommand(
 )
 DELETE_GROUP: Final = AdminCommand(
     name="delete_group",
-    help="Delete a group without members, and its committed offsets.",
+    help="Delete a group without members, and its committed offsets; a NATS consumer with it.",
     request=GroupRef,
     result=NoneType,
     needs=lambda it: [group(it.group, "admin")],

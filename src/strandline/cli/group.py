@@ -158,6 +158,7 @@ def delete(
 ) -> None:
     """Delete a group without members, and its committed offsets; this cannot be undone.
 
+    A durable NATS consumer is its group js/STREAM/CONSUMER, and is deleted with it.
     Asks for confirmation at a terminal, unless --yes.
     """
     import strandline

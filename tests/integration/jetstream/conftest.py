@@ -25,6 +25,7 @@ from tests.kit.clusters import IDS, three_brokers
 
 API = "$JS.API."
 PATIENCE_S = 30
+NS = 1_000_000_000
 SILENCE_S = 0.2
 CLI_VERSION = "v0.5.1"
 HERE = Path(__file__).parent
@@ -182,6 +183,40 @@ def shape(message):
     text = headers.get("Description", "")
     left = headers.get("Nats-Pending-Messages"), headers.get("Nats-Pending-Bytes")
     return (headers["Status"], text) if left == (None, None) else (headers["Status"], text, *left)
+
+
+async def ended_by_its_group(ask, admin, stream, name):
+    """Delete a consumer's group: its waiting pull ends, and clients no longer find it."""
+    pulling = asyncio.create_task(ask.pull(stream, name, {"expires": PATIENCE_S * NS}))
+
+    async def is_waiting():
+        return (await ask(f"CONSUMER.INFO.{stream}.{name}"))["num_waiting"] == 1
+
+    await until(is_waiting)
+    began = time.monotonic()
+    await asyncio.to_thread(admin.groups.delete, f"js/{stream}/{name}")
+    assert (await ask.error(f"CONSUMER.INFO.{stream}.{name}"))[1] == 10014
+    assert name not in (await ask(f"CONSUMER.NAMES.{stream}"))["consumers"]
+    assert [shape(each)[:2] for each in await pulling] == [("409", "Consumer Deleted")]
+    assert time.monotonic() - began < PATIENCE_S / 2, "not when the pull was over"
+
+
+def floor_of(info):
+    """The sequences up to which everything is acknowledged."""
+    return info["ack_floor"]["consumer_seq"], info["ack_floor"]["stream_seq"]
+
+
+async def used_up(ask, stream, count):
+    """Make the consumer ``u``, and let all messages be delivered as often as they may be."""
+    await ask.consumer(stream, "u", durable_name="u", max_deliver=2, ack_wait=NS // 2)
+    body = {"batch": 2 * count, "expires": 2 * NS}
+    found = await ask.pull(stream, "u", body)
+    assert len(found) == 2 * count
+    [status] = await ask.pull(stream, "u", {"expires": NS})
+    assert shape(status)[0] == "408"
+    info = await ask(f"CONSUMER.INFO.{stream}.u")
+    assert (info["delivered"]["consumer_seq"], info["num_pending"]) == (2 * count, 0)
+    assert (floor_of(info), info["num_ack_pending"]) == ((0, 0), 0)
 
 
 @pytest.fixture

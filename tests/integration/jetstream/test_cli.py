@@ -44,6 +44,7 @@ def test_consumers_are_used_from_the_command_line(ours, cli):
     found = run("consumer", "next", "CONS", "c", "--count", "2")
     assert "message 0" in found
     assert "message 1" in found
+    assert "never" not in run("consumer", "ls", "CONS"), "when it last delivered"
     info = json.loads(run("consumer", "info", "CONS", "c", "--json"))
     assert (info["ack_floor"]["stream_seq"], info["num_pending"]) == (2, 1)
     assert "c" in run("consumer", "report", "CONS")

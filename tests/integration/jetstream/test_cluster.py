@@ -9,9 +9,10 @@ import nats.js.errors as js_errors
 import pytest
 from nats.js.api import ConsumerConfig
 
+import strandline
 from tests.kit.clusters import leader_of
 
-from .conftest import IDS, connected
+from .conftest import IDS, Asker, connected, ended_by_its_group
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 SETTLE_S = 1.0
@@ -196,6 +197,9 @@ async def test_consumers_work_wherever_they_are_asked_for(cluster):
         for number in range(3):
             name = f"d{index}"
             config = {"durable_name": name, "ack_policy": "explicit"}
+            body = {"stream_name": f"S{number}", "config": {**config, "num_replicas": 3}}
+            refused = await answers_to(client, f"CONSUMER.DURABLE.CREATE.S{number}.{name}", body)
+            assert [each["error"]["err_code"] for each in refused] == [10126]
             body = {"stream_name": f"S{number}", "config": config}
             path = f"CONSUMER.DURABLE.CREATE.S{number}.{name}"
             answers = await answers_to(client, path, body)
@@ -204,5 +208,8 @@ async def test_consumers_work_wherever_they_are_asked_for(cluster):
             [message] = await sub.fetch(1, timeout=10)
             assert message.data == b"x"
             await message.ack_sync(timeout=10)
+    with strandline.connect(cluster[1].flight) as admin:
+        for number in range(3):
+            await ended_by_its_group(Asker(clients[0]), admin, f"S{number}", "d1")
     for client in clients:
         await client.close()

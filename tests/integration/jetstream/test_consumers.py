@@ -11,7 +11,7 @@ from nats.js.api import ConsumerConfig
 import strandline
 from strandline.testing.server import Server
 
-from .conftest import connected, shape, until
+from .conftest import connected, ended_by_its_group, floor_of, shape, until, used_up
 
 NS = 1_000_000_000
 
@@ -88,6 +88,19 @@ async def test_what_is_not_acknowledged_comes_again(ask, filled):
     await asyncio.sleep(0.3)
     info = await ask(f"CONSUMER.INFO.{name}.m")
     assert info["delivered"]["consumer_seq"] == 4
+
+
+async def test_the_floor_stays_when_all_deliveries_are_used_up(ask, filled):
+    """Until the last pending message is acknowledged."""
+    await used_up(ask, filled.name, 9)
+    for number in range(2):
+        await ask.nc.request(filled.subject("odd"), b"new %d" % number)
+    found = await ask.pull(filled.name, "u", 2)
+    places = []
+    for each in reversed(found):
+        await ask.nc.request(each.reply, b"+ACK")
+        places.append(floor_of(await ask(f"CONSUMER.INFO.{filled.name}.u")))
+    assert places == [(0, 0), (20, 11)]
 
 
 async def test_backoff_spreads_redeliveries(ask, filled):
@@ -318,6 +331,38 @@ async def test_info_has_every_field(ask, filled):
     }
 
 
+async def test_info_says_when_it_was_last_active(ask, filled):
+    """A delivery; and an acknowledgement that counts, so none that asks for more time."""
+    times = []
+
+    async def times_of(name):
+        info = await ask(f"CONSUMER.INFO.{filled.name}.{name}")
+        times.append((info["delivered"].get("last_active"), info["ack_floor"].get("last_active")))
+        return times[-1]
+
+    await ask.consumer(filled.name, "a", durable_name="a")
+    assert await times_of("a") == (None, None)
+    first, second = await ask.pull(filled.name, "a", 2)
+    delivered, acked = await times_of("a")
+    assert delivered.endswith("Z")
+    assert acked is None
+    await ask.nc.request(first.reply, b"+WPI")
+    assert (await times_of("a"))[1] is None
+    await ask.nc.request(second.reply, b"+ACK")
+    acked = (await times_of("a"))[1]
+    assert acked.endswith("Z")
+    await ask.nc.request(first.reply, b"+TERM")
+    last = (await times_of("a"))[1]
+    assert last != acked
+    await ask.nc.request(first.reply, b"+TERM")
+    await ask.pull(filled.name, "a", 1)
+    assert (await times_of("a"))[0] != delivered
+    await ask.consumer(filled.name, "n", ack_policy="none")
+    await ask.pull(filled.name, "n", 1)
+    delivered, acked = await times_of("n")
+    assert (bool(delivered), acked) == (True, None)
+
+
 async def test_making_a_consumer_again(ask, filled):
     """The same again is its info; an update changes some settings and not others."""
     name = filled.name
@@ -373,9 +418,28 @@ async def test_impossible_consumers_are_rejected_with_the_same_numbers(ask, fill
     assert await refused(filter_subjects=["a", ""]) == empty
     assert (await refused(backoff=[1, 2, 3], max_deliver=2, ack_policy="explicit"))[1] == 10116
     assert (await refused(deliver_policy="foo"))[:2] == (400, 10025)
+    negative = (400, 10133, "replicas count cannot be negative")
+    assert await refused(num_replicas=-3) == negative
+    alone = (500, 10074, "replicas > 1 not supported in non-clustered mode")
+    assert await refused(num_replicas=5) == alone
+    assert (await refused(max_expires=NS // 10_000))[1] == 10115
+    long = "x" * 256
+    longest = (400, 10102, "consumer name is too long, maximum allowed is 255")
+    durable = f"CONSUMER.DURABLE.CREATE.{name}.{long}"
+    create = f"CONSUMER.CREATE.{name}.{long}"
+    for operation in (create, durable):
+        assert await refused(operation, name=long, durable_name=long) == longest
+    separators = (400, 10127, "Consumer name can not contain path separators")
+    assert await refused(f"CONSUMER.CREATE.{name}.a/b", name="a/b") == separators
     missing = (404, 10059, "stream not found")
     assert await refused("CONSUMER.CREATE.nope.p", stream="nope") == missing
     assert await ask.error("CONSUMER.NAMES.nope") == missing
+
+
+async def test_answers_show_the_settings_in_force(ask, filled):
+    """Not the number that was asked for, where it means that there is no limit."""
+    made = await ask.consumer(filled.name, "f", max_deliver=-7, num_replicas=1)
+    assert (made["config"]["max_deliver"], made["config"]["num_replicas"]) == (-1, 1)
 
 
 async def test_old_forms_of_creating(ask, filled):
@@ -454,11 +518,19 @@ async def test_a_consumers_group_belongs_to_it(ours, ask_us):
         with admin.consumer("js/owned/e", "owned"):
             refused = await ask_us.consumer("owned", "e", durable_name="e")
             assert refused["error"]["err_code"] == 10012
-        admin.groups.delete("js/owned/d")
-    await ask_us.nc.request("owned", b"x")
-    await ask_us.pull("owned", "d", {"expires": NS}, seconds=1.5)
-    assert (await ask_us.error("CONSUMER.INFO.owned.d"))[1] == 10014
+        await ended_by_its_group(ask_us, admin, "owned", "d")
     await ask_us("STREAM.DELETE.owned")
+
+
+async def test_a_group_of_members_does_not_delete_a_consumer_of_its_name(ours, ask_us):
+    """One that is not durable has no group."""
+    await ask_us("STREAM.CREATE.apart", {"name": "apart", "subjects": ["apart"]})
+    await ask_us.consumer("apart", "c", inactive_threshold=60 * NS)
+    with strandline.connect(ours.flight) as admin:
+        admin.groups.commit("js/apart/c", {("apart", 0): 0})
+        admin.groups.delete("js/apart/c")
+    assert (await ask_us("CONSUMER.NAMES.apart"))["consumers"] == ["c"]
+    await ask_us("STREAM.DELETE.apart")
 
 
 async def test_a_deleted_streams_consumers_are_forgotten(ours, ask_us):

@@ -12,7 +12,7 @@ from nats.js.api import ConsumerConfig, DeliverPolicy
 import strandline
 from strandline.testing.server import Server
 
-from .conftest import PATIENCE_S, Asker, connected, shape
+from .conftest import PATIENCE_S, Asker, connected, ended_by_its_group, floor_of, shape, used_up
 
 NS = 1_000_000_000
 PARTITIONS = 3
@@ -220,6 +220,14 @@ async def test_merged_consumers_are_listed_updated_and_deleted(nc):
     assert (code, number) == (404, 10014)
 
 
+async def test_deleting_the_group_deletes_a_merged_consumer(server, nc):
+    """At once, its waiting pulls, too."""
+    ask = Asker(nc)
+    await ask.consumer("orders", "d", durable_name="d")
+    with strandline.connect(server.flight) as admin:
+        await ended_by_its_group(ask, admin, "orders", "d")
+
+
 async def test_deleted_messages_of_a_partition_are_skipped(nc):
     """A purge of one partition drops its pending messages; the others' come again."""
     await publish(nc, 24)
@@ -238,6 +246,40 @@ async def test_deleted_messages_of_a_partition_are_skipped(nc):
 
 def _partition(message):
     return (int(message.reply.split(".")[5]) - 1) % PARTITIONS
+
+
+async def test_the_state_of_every_partition_adds_up(nc):
+    """The first sequence follows what was deleted, in each partition and so in their sums."""
+    ask = Asker(nc)
+
+    async def state():
+        found = (await ask("STREAM.INFO.orders"))["state"]
+        return tuple(found[name] for name in ("messages", "first_seq", "last_seq", "num_deleted"))
+
+    assert await state() == (0, 0, 0, 0)
+    await publish(nc, 60)
+    assert await state() == (60, 1, 60, 0)
+    for number in range(PARTITIONS - 1):
+        assert (await ask(f"STREAM.PURGE.orders:{number}", {"keep": 2}))["success"]
+    [left] = [(await ask("STREAM.INFO.orders:2"))["state"]["messages"]]
+    assert await state() == (4 + left, 60 - 4 - left + 1, 60, 0)
+    for number in range(PARTITIONS):
+        assert (await ask(f"STREAM.PURGE.orders:{number}"))["success"]
+    assert await state() == (0, 61, 60, 0), "as of a purged stream of JetStream"
+
+
+async def test_the_floor_of_every_partition_stays_when_all_deliveries_are_used_up(server, nc):
+    """As that of a consumer of one partition; its group's committed offsets, too."""
+    await publish(nc, 12)
+    ask = Asker(nc)
+    await used_up(ask, "orders", 12)
+    with strandline.connect(server.flight) as admin:
+        assert set(admin.groups.info("js/orders/u").positions["orders"].values()) == {0}
+    await publish(nc, 6)
+    found = await ask.pull("orders", "u", 6)
+    for each in found:
+        await nc.request(each.reply, b"+ACK")
+    assert floor_of(await ask("CONSUMER.INFO.orders.u")) == (30, 18)
 
 
 async def test_a_merged_consumer_survives_a_restart(tmp_path):

@@ -207,6 +207,12 @@ async def test_what_cannot_be_is_rejected_with_the_same_numbers(ask, stream):
     everything = (500, 10052, "capturing all subjects requires no-ack to be true")
     assert await ask.error("STREAM.CREATE.A", {"name": "A", "subjects": [">"]}) == everything
     copies = (500, 10074, "replicas > 1 not supported in non-clustered mode")
+    long = {"name": "x" * 256, "subjects": ["r"]}
+    longest = (500, 10052, "stream name is too long, maximum allowed is 255")
+    assert await ask.error(f"STREAM.CREATE.{long['name']}", long) == longest
+    fewer = {"name": "R", "subjects": ["r"], "num_replicas": -3}
+    negative = (400, 10133, "replicas count cannot be negative")
+    assert await ask.error("STREAM.CREATE.R", fewer) == negative
     three = {"name": "R", "subjects": ["r"], "num_replicas": 3}
     assert await ask.error("STREAM.CREATE.R", three) == copies
     young = {"name": "Y", "subjects": ["y"], "max_age": 100}
@@ -337,10 +343,15 @@ async def test_partitions_are_streams_of_their_own(ours, ask_us):
     refused = await ask_us.error("STREAM.MSG.GET.many=parts", {"seq": 1})
     assert refused[:2] == (400, 10003)
     assert "many=parts:0" in refused[2]
+    for subject, body in (("", {"seq": 1}), (".x", b"")):
+        status = (await ask_us.raw(f"DIRECT.GET.many=parts{subject}", body)).headers
+        assert status["Status"] == "408"
+        text = "Bad Request: stream has 3 partitions: use many=parts:0 to many=parts:2"
+        assert status["Description"] == text
     config = (await ask_us("STREAM.INFO.many=parts:2"))["config"]
     assert config["metadata"]["strandline.partition"] == "2"
     missing = (404, 10059, "stream not found")
-    for name in ("many=parts:3", "many=parts:x", "many"):
+    for name in ("many=parts:3", "many=parts:x", "many=parts:00", "many=parts:01", "many"):
         assert await ask_us.error(f"STREAM.INFO.{name}") == missing
     assert (await ask_us.error("STREAM.DELETE.many=parts:1"))[:2] == (400, 10003)
     assert (await ask_us("STREAM.DELETE.many=parts"))["success"] is True

@@ -5,6 +5,7 @@ its leader epoch and stores its state here; from then on the previous leader is 
 know what the state means.
 """
 
+from collections.abc import Awaitable, Callable
 from typing import Literal, NamedTuple
 
 from strandline.broker.coordinators.groups import GroupCoordinatorService
@@ -24,6 +25,10 @@ class ConsumerOrder(NamedTuple):
     epoch: int = 0
 
 
+async def _ends_nothing(group: str) -> None:
+    """Without NATS servers no consumer works."""
+
+
 class ConsumerStore:
     """The states of NATS consumers, by the names of their groups.
 
@@ -33,6 +38,8 @@ class ConsumerStore:
 
     def __init__(self, groups: GroupCoordinatorService) -> None:
         self._groups = groups
+        self.group_deleted: Callable[[str], Awaitable[None]] = _ends_nothing
+        """Ends the consumer of a deleted group where it works."""
 
     async def keep(
         self, group: str, positions: Positions, consumer: str, *, epoch: int, is_new: bool = False
@@ -56,6 +63,15 @@ class ConsumerStore:
             UnavailableError: not now; the outcome may be unknown.
         """
         await self._do(ConsumerOrder("delete", group))
+
+    async def delete_group(self, group: str) -> None:
+        """Delete a group; the consumer whose group it was ends at once.
+
+        Raises:
+            StrandlineError: as ``GroupCoordinatorService.delete``.
+        """
+        if await self._groups.delete(group):
+            await self.group_deleted(group)
 
     async def claim(self, prefix: str, epoch: int) -> dict[str, str]:
         """Claim the consumers with this prefix for an epoch; return their states.

@@ -310,8 +310,11 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
             )
         return found
 
-    async def delete(self, group: str) -> None:
+    async def delete(self, group: str) -> bool:
         """Delete a group without members, and its committed offsets.
+
+        Returns:
+            Whether it was a NATS consumer's: ``ConsumerStore.delete_group`` ends that, too.
 
         Raises:
             UnknownGroupError: no such group.
@@ -320,7 +323,8 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
         """
         if not await self.has_home():
             raise _unknown(group)
-        await self._ask(lambda token: ev.Delete(token, group))
+        was_consumer: bool = await self._ask(lambda token: ev.Delete(token, group))
+        return was_consumer
 
     # The coordinator
 

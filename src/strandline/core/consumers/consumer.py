@@ -23,6 +23,7 @@ size (``deliver``, with new records that follow it) or that it does not exist (`
 
 import heapq
 import math
+import operator
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from itertools import islice
@@ -254,7 +255,7 @@ class PullConsumer:
         """Note that no record up to this sequence, in its partition, passes the filters."""
         state = self.state
         if state.advance(sequence) and not state.pending:
-            state.floor_stream = state.delivered_stream
+            state.floor_stream, state.held_floors = state.delivered_stream, []
 
     def exhausted(self) -> list[Effect]:
         """End the pulls that do not wait: there are no new records now."""
@@ -316,6 +317,7 @@ class PullConsumer:
     def _settle(self) -> None:
         """Move the floor to the record before the first one that is pending."""
         state = self.state
+        state.held_floors = []
         if not state.pending:
             state.floor_stream = state.delivered_stream
             state.floor_consumer = state.delivered_consumer
@@ -418,6 +420,8 @@ class PullConsumer:
         del self._due[sequence]
         record = self.state.pending[sequence]
         if self.policy.max_deliver and record.deliveries >= self.policy.max_deliver:
+            if self.state.positions:
+                self.state.held_floors = self.state.floors  # as that of one partition, they stay
             del self.state.pending[sequence]
             self.is_changed = True
         else:
@@ -446,6 +450,7 @@ class PullConsumer:
             places = [split_sequence(each, len(state.positions)) for each in pending]
             assert all(0 < within <= state.positions[number] for within, number in places)
             assert state.delivered_stream == sum(state.positions)
+            assert all(map(operator.le, state.floors, state.positions))
         else:
             assert list(pending) == sorted(pending)
             assert all(state.floor_stream < each <= state.delivered_stream for each in pending)

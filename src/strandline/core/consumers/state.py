@@ -37,6 +37,9 @@ class ConsumerState(msgspec.Struct, kw_only=True, omit_defaults=True):
     """By sequence in the stream, in the order of first deliveries."""
     positions: list[int] = []
     """Of each of several partitions: its last sequence that was delivered or skipped."""
+    held_floors: list[int] = []
+    """The floors of several partitions while something above them was given up: delivered as often
+    as it may be. Empty: nothing was."""
 
     def advance(self, sequence: int) -> bool:
         """Move to a sequence, up to which its partition is delivered; return whether it was behind.
@@ -59,6 +62,8 @@ class ConsumerState(msgspec.Struct, kw_only=True, omit_defaults=True):
         """Up to which sequence of each partition everything is acknowledged."""
         if not self.positions:
             return [self.floor_stream]
+        if self.held_floors:
+            return self.held_floors
         floors, count = list(self.positions), len(self.positions)
         for sequence in self.pending:
             within, number = split_sequence(sequence, count)

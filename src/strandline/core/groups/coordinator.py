@@ -155,7 +155,7 @@ class GroupCoordinator:
             case ev.MarkTransaction():
                 self._mark(request)
             case ev.Delete():
-                self._delete(request)
+                return self._delete(request)
             case ev.KeepConsumer():
                 self._keep_consumer(request)
             case ev.ClaimConsumers():
@@ -374,7 +374,7 @@ class GroupCoordinator:
                         f"{stream}/{number} is not, or no more, assigned to member {member.id!r}"
                     )
 
-    def _delete(self, request: ev.Delete) -> None:
+    def _delete(self, request: ev.Delete) -> bool:
         group = self.state.groups.get(request.group)
         if group is None:
             raise UnknownGroupError(f"no group {request.group!r}")
@@ -387,6 +387,7 @@ class GroupCoordinator:
                 f"transactions are about to commit positions of group {request.group!r}; end them"
             )
         self._forget_group(request.group)
+        return bool(group.consumer)
 
     # Members
 

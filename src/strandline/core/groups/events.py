@@ -100,7 +100,10 @@ class MarkTransaction(msgspec.Struct, frozen=True):
 
 
 class Delete(msgspec.Struct, frozen=True):
-    """Delete a group without members, and its committed offsets. Answered with None."""
+    """Delete a group without members, and its committed offsets.
+
+    Answered with whether it was a NATS consumer's.
+    """
 
     token: object
     group: str

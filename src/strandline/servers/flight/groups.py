@@ -93,7 +93,7 @@ def _list(context: ActionContext, _: None) -> list[wire.GroupSummary]:
 
 @handles(wire.DELETE_GROUP)
 def _delete(context: ActionContext, request: wire.GroupRef) -> list[None]:
-    context.run(context.broker.groups.delete(request.group))
+    context.run(context.broker.consumers.delete_group(request.group))
     return []
 
 

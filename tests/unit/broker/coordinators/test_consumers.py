@@ -29,6 +29,7 @@ class Groups:
 
     async def delete(self, group):
         self._note("delete", group)
+        return group == "g"
 
     async def keep_consumer(self, group, positions, consumer, *, epoch, is_new):
         self._note("keep", group, positions, consumer, epoch, is_new)
@@ -50,6 +51,25 @@ async def test_requests_reach_the_coordinator_here():
         ("claim", "p", 5),
         ("list", "p"),
     ]
+
+
+async def test_a_consumer_ends_with_its_group():
+    """A group of members has none; nor does a group that is not deleted end its consumer."""
+    store, ended = ConsumerStore(Groups()), []
+
+    async def end(group):
+        ended.append(group)
+
+    store.group_deleted = end
+    await store.delete_group("g")
+    await store.delete_group("of members")
+    await store.delete("g")
+    assert ended == ["g"]
+    failing = ConsumerStore(Groups(UnknownGroupError("gone")))
+    failing.group_deleted = end
+    with pytest.raises(UnknownGroupError):
+        await failing.delete_group("g")
+    assert ended == ["g"]
 
 
 async def test_an_order_without_positions_keeps_none():

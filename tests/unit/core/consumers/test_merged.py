@@ -54,6 +54,28 @@ def test_floors_are_below_what_is_pending():
     assert ConsumerState(floor_stream=9, delivered_stream=12).floors == [9]
 
 
+def test_floors_stay_when_all_deliveries_are_used_up():
+    """Until an acknowledgement moves them; also in a state that was stored meanwhile."""
+    policy = ConsumerPolicy(ack_wait_ms=100, max_deliver=1)
+    core = PullConsumer(policy, ConsumerState(positions=[0, 0]), 0.0)
+    core.pull(Pull("p", batch=9), 0.0)
+    for sequence in (1, 2, 3):
+        [run] = core.deliver([sequence], [1], 0.0)
+        core.sent(run.sequences, 0.0)
+    core.ack("ack", 1, consumer_sequence=1, now_ms=0.0)
+    core.tick(100.0)
+    core.check()
+    assert not core.state.pending
+    assert (core.state.floors, core.state.positions) == ([1, 0], [2, 1])
+    core = PullConsumer(policy, decode_state(encode_state(core.state)), 100.0)
+    core.pull(Pull("p", batch=9), 100.0)
+    core.deliver([4], [1], 100.0)
+    assert core.state.floors == [1, 0]
+    core.ack("ack", 4, consumer_sequence=4, now_ms=100.0)
+    core.check()
+    assert core.state.floors == core.state.positions == [2, 2]
+
+
 def test_what_is_delivered_does_not_go_back():
     """An older sequence of a partition changes nothing."""
     state = ConsumerState(positions=[3, 3], delivered_stream=6)

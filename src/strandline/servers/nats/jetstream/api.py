@@ -31,6 +31,7 @@ from strandline.servers.nats.atomic_batches import DIGITS_MAX, LEVEL_MAX
 from strandline.servers.nats.headers import VERSION_LINE, parse_headers
 from strandline.servers.nats.jetstream.errors import (
     API_LEVEL,
+    BAD_REQUEST,
     INSUFFICIENT,
     NOT_SUPPORTED,
     PUBLIC_INBOX,
@@ -393,7 +394,9 @@ def _direct_refusal(error: ApiError) -> ApiReply:
         case 10185:
             return status("412 Required Api Level")
         case 10003 | 10025 if error is not PUBLIC_INBOX:
-            return status("408 Bad Request")
+            detail = error.description.removeprefix(BAD_REQUEST.description)
+            is_ours = error.err_code == 10003 and detail.isprintable()  # it is a line of a header
+            return status("408 Bad Request" + (detail if is_ours else ""))
     return status(f"{error.code} {error.description}")
 
 

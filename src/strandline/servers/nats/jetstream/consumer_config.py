@@ -9,13 +9,17 @@ from typing import Any, Final, Literal, NoReturn
 
 import msgspec
 
+from strandline.config import StreamConfig
 from strandline.core.consumers.consumer import ConsumerPolicy
 from strandline.errors import InvalidSubjectError
 from strandline.record.subjects import has_wildcard, subjects_overlap, validate_subject
 from strandline.servers.nats.jetstream.errors import (
     BAD_REQUEST,
     CONSUMER_NAME_IN_USE,
+    EXCESSIVE_REPLICAS,
     FILTER_MISMATCH,
+    NEGATIVE_REPLICAS,
+    NO_REPLICAS,
     ApiError,
     ApiRejection,
     reject,
@@ -49,7 +53,7 @@ BACKOFFS_MAX: Final = 64
 NAME_BYTES_MAX: Final = 255
 METADATA_BYTES_MAX: Final = 4_096
 """Of metadata and description together: they are stored with every change, too."""
-_NAME: Final = re.compile(r"[^\s.*>/\\]+")
+_NAME: Final = re.compile(r"[^\s.*>]+")
 _GROUP: Final = re.compile(r"[^\s\x00-\x1f]{1,255}")
 UNSUPPORTED: Final = (
     "priority_policy",
@@ -239,7 +243,7 @@ def consumer_config(call: ApiCall, request: CreateConsumerRequest, made_up: str)
         opt_start_time=config.opt_start_time or "",
         ack_policy=acks,
         ack_wait=0 if acks == "none" else ack_wait,
-        max_deliver=config.max_deliver or -1,
+        max_deliver=max(0, config.max_deliver or 0) or -1,
         backoff=backoff,
         filter_subject=config.filter_subject or "",
         filter_subjects=tuple(config.filter_subjects or ()),
@@ -287,7 +291,11 @@ def _name(call: ApiCall, config: ConsumerConfigRequest, made_up: str) -> str:
         # The subject has to name what may be administered under that name only.
         _refuse(10019, "consumer expected to be ephemeral but a durable name was set in request")
     found = call.consumer or asked or made_up
-    if not _NAME.fullmatch(found) or len(found.encode()) > NAME_BYTES_MAX:
+    if len(found.encode()) > NAME_BYTES_MAX:
+        _refuse(10102, f"consumer name is too long, maximum allowed is {NAME_BYTES_MAX}")
+    if "/" in found or "\\" in found:
+        _refuse(10127, "Consumer name can not contain path separators")
+    if not _NAME.fullmatch(found):
         _refuse(10103, "durable name can not contain '.', '*', '>'")
     return found
 
@@ -390,6 +398,8 @@ def _check_limits(config: ConsumerConfigRequest) -> None:
         reject_consumer(f"backoff has 1 to {BACKOFFS_MAX} durations above 0")
     if not 0 <= (config.max_waiting or 0) <= WAITING_MAX:
         reject_consumer(f"max_waiting is 1 to {WAITING_MAX} here")
+    if 0 < (config.max_expires or 0) < NS_PER_MS:
+        _refuse(10115, "consumer max request expires needs to be >= 1ms")
     for field in (
         "max_batch",
         "max_expires",
@@ -404,6 +414,18 @@ def _check_limits(config: ConsumerConfigRequest) -> None:
     size = sum(len(k) + len(v) for k, v in (config.metadata or {}).items())
     if size + len(config.description or "") > METADATA_BYTES_MAX:
         reject_consumer(f"metadata and description are at most {METADATA_BYTES_MAX} characters")
+
+
+def check_replicas(config: ConsumerConfig, stream: StreamConfig, *, is_cluster: bool) -> None:
+    """Reject a number of replicas that a consumer's stream does not have.
+
+    Raises:
+        ApiRejection: it has another number.
+    """
+    if config.num_replicas < 0:
+        reject(NEGATIVE_REPLICAS)
+    if config.num_replicas > max(1, stream.replicas):
+        reject(EXCESSIVE_REPLICAS if is_cluster else NO_REPLICAS)
 
 
 def check_merged(config: ConsumerConfig, stream: str, count: int) -> None:

@@ -4,6 +4,7 @@ import msgspec
 
 from strandline.core.consumers.state import ConsumerState
 from strandline.servers.nats.jetstream.consumer_config import ConsumerConfig
+from strandline.servers.nats.jetstream.times import format_time
 
 
 class KeptConsumer(msgspec.Struct, kw_only=True):
@@ -23,6 +24,8 @@ class Position(msgspec.Struct, frozen=True):
 
     consumer_seq: int
     stream_seq: int
+    last_active: str | msgspec.UnsetType = msgspec.UNSET
+    """When this broker last saw one."""
 
 
 class ConsumerInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,3 +46,10 @@ class ConsumerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a push consumer has receivers."""
     paused: bool | msgspec.UnsetType = msgspec.UNSET
     pause_remaining: int | msgspec.UnsetType = msgspec.UNSET
+
+
+def position_of(consumer_seq: int, stream_seq: int, active_ns: int) -> Position:
+    """Return a position as answers show it; ``active_ns`` is 0 if there was none yet."""
+    return Position(
+        consumer_seq, stream_seq, format_time(active_ns) if active_ns else msgspec.UNSET
+    )

@@ -34,6 +34,7 @@ from strandline.errors import (
 from strandline.record.subjects import subject_matches
 from strandline.servers.nats.jetstream.ack_bodies import PLAIN_ACKS, parse_ack_body
 from strandline.servers.nats.jetstream.api import (
+    PEER_TIMEOUT_S,
     ApiLink,
     ApiReply,
     ApiRequest,
@@ -44,6 +45,7 @@ from strandline.servers.nats.jetstream.consumer_config import (
     ConsumerConfig,
     CreateConsumerRequest,
     check_merged,
+    check_replicas,
     check_update,
     consumer_config,
     reject_consumer,
@@ -64,6 +66,7 @@ from strandline.servers.nats.jetstream.errors import (
     reject_json,
 )
 from strandline.servers.nats.jetstream.integers import Int64
+from strandline.servers.nats.jetstream.led_consumers import LedConsumers
 from strandline.servers.nats.jetstream.merged_reader import MergedHost, first_state
 from strandline.servers.nats.jetstream.partition_queries import PartitionQueries
 from strandline.servers.nats.jetstream.pull_requests import parse_pull
@@ -94,7 +97,6 @@ from strandline.servers.nats.jetstream.times import (
 from strandline.servers.nats.jetstream.views import JetStreamView, shown_name
 from strandline.servers.nats.protocol import Message
 from strandline.servers.nats.receivers import Receivers
-from strandline.types import LeaderEpoch
 
 logger = logging.getLogger(__name__)
 
@@ -115,47 +117,13 @@ class _PauseRequest(msgspec.Struct, frozen=True):
     pause_until: str | None = None
 
 
-class _LedConsumers:
-    """The consumers of a partition or of all, for as long as this broker leads it or the first."""
-
-    def __init__(self, view: JetStreamView) -> None:
-        self.name = view.name
-        self.partition = view.partitions[0]
-        self._shape = _shape(view)
-        self.created_ns = view.stream.created_ns
-        self.epoch: LeaderEpoch = self.partition.leader_epoch
-        self.runners: dict[str, ConsumerRunner] = {}
-        self.is_loaded = False
-        self.lock = asyncio.Lock()
-        """Held to load, create, change and delete."""
-
-    def is_current(self, view: JetStreamView) -> bool:
-        """Return whether it is still the same leadership of the same partition."""
-        partition = view.partitions[0]
-        return (
-            partition is self.partition
-            and partition.is_led
-            and partition.leader_epoch == self.epoch
-            and self.counts_like(view)
-        )
-
-    def counts_like(self, view: JetStreamView) -> bool:
-        """Return whether sequences mean the same in a view of this name."""
-        return view.stream.created_ns == self.created_ns and _shape(view) == self._shape
-
-
-def _shape(view: JetStreamView) -> tuple[bool, int]:
-    """Return what the sequences of a view depend on."""
-    return view.is_exact, len(view.partitions)
-
-
-def _runner_in(led: _LedConsumers, request: ApiRequest) -> ConsumerRunner:
-    """Return the consumer of a request.
+def _runner_in(led: LedConsumers, name: str) -> ConsumerRunner:
+    """Return a consumer.
 
     Raises:
         ApiRejection: there is none.
     """
-    runner = led.runners.get(request.call.consumer)
+    runner = led.runners.get(name)
     if runner is None:
         reject(CONSUMER_NOT_FOUND)
     return runner
@@ -173,7 +141,7 @@ class ConsumerCalls:
     def __init__(self, api: JetStreamApi, store: ConsumerStore, receivers: Receivers) -> None:
         self._api = api
         self._store = store
-        self._led: dict[str, _LedConsumers] = {}
+        self._led: dict[str, LedConsumers] = {}
         """By the names that clients know."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_stopping = False
@@ -203,6 +171,7 @@ class ConsumerCalls:
         api.take_acks = self._take_acks
         api.consumers_of = self._count
         api.stream_deleted = self._forget_stream
+        store.group_deleted = self._group_deleted
         api.handlers |= {
             "CONSUMER.CREATE": self._create,
             "CONSUMER.DURABLE.CREATE": self._create,
@@ -230,7 +199,7 @@ class ConsumerCalls:
 
     # Leadership
 
-    async def _of(self, request: ApiRequest) -> _LedConsumers:
+    async def _of(self, request: ApiRequest) -> LedConsumers:
         """Return the consumers of a request's stream, loaded.
 
         Raises:
@@ -239,7 +208,7 @@ class ConsumerCalls:
         """
         return await self._loaded(self._api.view(request))
 
-    async def _loaded(self, view: JetStreamView) -> _LedConsumers:
+    async def _loaded(self, view: JetStreamView) -> LedConsumers:
         """Return the consumers of a stream that this broker leads, loaded.
 
         Raises:
@@ -250,7 +219,7 @@ class ConsumerCalls:
         if led is None or not led.is_current(view):
             if led is not None:
                 self._replaced(led, view)
-            led = self._led[view.name] = _LedConsumers(view)
+            led = self._led[view.name] = LedConsumers(view)
         async with led.lock:
             if not led.is_loaded:
                 await self._load(view, led)
@@ -258,7 +227,7 @@ class ConsumerCalls:
                 reject(UNAVAILABLE, "the leadership has changed; retry")
         return led
 
-    async def _load(self, view: JetStreamView, led: _LedConsumers) -> None:
+    async def _load(self, view: JetStreamView, led: LedConsumers) -> None:
         """Let the durable consumers of a stream work here."""
         await self._api.caught_up(view)
         count = 0 if view.is_exact else len(view.partitions)
@@ -276,15 +245,13 @@ class ConsumerCalls:
                 self._runner(view, led, kept).begin()
         led.is_loaded = True
 
-    def _runner(
-        self, view: JetStreamView, led: _LedConsumers, kept: KeptConsumer
-    ) -> ConsumerRunner:
+    def _runner(self, view: JetStreamView, led: LedConsumers, kept: KeptConsumer) -> ConsumerRunner:
         runner = ConsumerRunner(self._host, view.name, led.partition, kept=kept)
         led.runners[kept.config.name] = runner
         self._api.follow_acks(view.name)
         return runner
 
-    def _removed(self, led: _LedConsumers, runner: ConsumerRunner) -> None:
+    def _removed(self, led: LedConsumers, runner: ConsumerRunner) -> None:
         """A consumer works here no longer."""
         led.runners.pop(runner.config.name, None)
         if not led.runners:
@@ -346,17 +313,17 @@ class ConsumerCalls:
                     self._api.unfollow_acks(view.name)
         return failed
 
-    def _replaced(self, led: _LedConsumers, view: JetStreamView) -> None:
+    def _replaced(self, led: LedConsumers, view: JetStreamView) -> None:
         """Give up consumers in whose place others come."""
         self._give_up(led, LEADERSHIP_CHANGE if led.counts_like(view) else DELETED)
 
-    def _give_up(self, led: _LedConsumers, why: str) -> None:
+    def _give_up(self, led: LedConsumers, why: str) -> None:
         self._led.pop(led.name, None)
         for runner in led.runners.values():
             self._api.unfollow_acks(runner.stream)
         self._spawn(self._close([led], why))
 
-    async def _close(self, several: list[_LedConsumers], why: str) -> None:
+    async def _close(self, several: list[LedConsumers], why: str) -> None:
         runners = [runner for led in several for runner in led.runners.values()]
         await asyncio.gather(*(runner.close(why) for runner in runners))
 
@@ -442,6 +409,8 @@ class ConsumerCalls:
         made_up = secrets.token_hex(4)
         config = consumer_config(request.call, body, made_up)
         view = self._api.view(request)
+        is_cluster = bool(self._api.broker.image.brokers)
+        check_replicas(config, view.stream.config, is_cluster=is_cluster)
         if not view.is_exact:
             check_merged(config, view.name, len(view.partitions))
         self._check_target(view, config)
@@ -475,7 +444,7 @@ class ConsumerCalls:
             reject(TARGET_CYCLE)
 
     async def _make(
-        self, view: JetStreamView, led: _LedConsumers, config: ConsumerConfig
+        self, view: JetStreamView, led: LedConsumers, config: ConsumerConfig
     ) -> ConsumerRunner:
         """Make a consumer, and store it if it is durable."""
         if len(led.runners) >= CONSUMERS_MAX:
@@ -507,7 +476,7 @@ class ConsumerCalls:
         return runner
 
     async def _found(self, request: ApiRequest) -> ConsumerRunner:
-        return _runner_in(await self._of(request), request)
+        return _runner_in(await self._of(request), request.call.consumer)
 
     async def _info(self, request: ApiRequest) -> ApiReply:
         runner = await self._found(request)
@@ -518,14 +487,35 @@ class ConsumerCalls:
         return request.answer(**msgspec.structs.asdict(info))
 
     async def _delete(self, request: ApiRequest) -> ApiReply:
-        led = await self._of(request)
+        await self._end(await self._of(request), request.call.consumer)
+        return request.answer(success=True)
+
+    async def _end(self, led: LedConsumers, name: str) -> None:
+        """Delete a consumer, and end its pulls.
+
+        Raises:
+            ApiRejection: there is none.
+        """
         async with led.lock:
-            runner = _runner_in(led, request)
+            runner = _runner_in(led, name)
             if runner.is_durable:
                 await self._forget(self._group(runner))
             self._removed(led, runner)
         await runner.close(DELETED)
-        return request.answer(success=True)
+
+    async def _group_deleted(self, group: str) -> None:
+        """End the consumer of a group that was deleted, at the broker where it works."""
+        _, stream, name = group.split("/", 2)
+        view = self._api.find_quietly(stream)
+        try:
+            if view is not None and view.partitions[0].is_led:
+                await self._end(await self._loaded(view), name)
+            else:
+                async with asyncio.timeout(PEER_TIMEOUT_S):
+                    await self._api.ask_others(f"CONSUMER.DELETE.{stream}.{name}")
+        except (StrandlineError, ApiRejection, TimeoutError) as error:
+            # It may be over already. Else it ends when its state is to be stored again.
+            logger.debug("the consumer of %s is not ended yet: %s", group, error)
 
     async def _pause(self, request: ApiRequest) -> ApiReply:
         """Pause a consumer until a time; without one it continues."""
@@ -538,7 +528,7 @@ class ConsumerCalls:
                 reject_json(error)
         led = await self._of(request)
         async with led.lock:
-            runner = _runner_in(led, request)
+            runner = _runner_in(led, request.call.consumer)
             text = format_time(until_ns) if until_ns else ""
             await runner.reconfigure(msgspec.structs.replace(runner.config, pause_until=text))
         return request.answer(
@@ -609,7 +599,7 @@ class ConsumerCalls:
         led = self._led_here(stream)[1]
         return led.runners.get(consumer) if led is not None else None
 
-    def _led_here(self, stream: str) -> tuple[bool, _LedConsumers | None]:
+    def _led_here(self, stream: str) -> tuple[bool, LedConsumers | None]:
         """Return whether this broker leads a stream, and if they are loaded its consumers."""
         view = self._api.find_quietly(stream)
         if view is None or not view.partitions[0].is_led:

@@ -48,6 +48,10 @@ STREAM_EXISTS: Final = ApiError(
 SUBJECTS_OVERLAP: Final = ApiError(400, 10065, "subjects overlap with an existing stream")
 NO_MESSAGE: Final = ApiError(404, 10037, "no message found")
 NO_REPLICAS: Final = ApiError(500, 10074, "replicas > 1 not supported in non-clustered mode")
+NEGATIVE_REPLICAS: Final = ApiError(400, 10133, "replicas count cannot be negative")
+EXCESSIVE_REPLICAS: Final = ApiError(
+    400, 10126, "consumer config replica count exceeds parent stream"
+)
 NO_PEERS: Final = ApiError(400, 10005, "no suitable peers for placement")
 CONSUMER_NOT_FOUND: Final = ApiError(404, 10014, "consumer not found")
 CONSUMER_NAME_IN_USE: Final = ApiError(400, 10013, "consumer name already in use")

@@ -40,7 +40,7 @@ from strandline.core.consumers.pulls import Pull
 from strandline.errors import StaleMemberError, StrandlineError, UnknownGroupError
 from strandline.servers.nats.headers import VERSION_LINE, encode_headers
 from strandline.servers.nats.jetstream.consumer_config import ConsumerConfig
-from strandline.servers.nats.jetstream.consumer_info import ConsumerInfo, KeptConsumer, Position
+from strandline.servers.nats.jetstream.consumer_info import ConsumerInfo, KeptConsumer, position_of
 from strandline.servers.nats.jetstream.delivery_buffer import DeliveryBuffer, ReadRun, first_part
 from strandline.servers.nats.jetstream.errors import ApiRejection
 from strandline.servers.nats.jetstream.frames import DeliveredRun
@@ -154,6 +154,8 @@ class ConsumerRunner:
         self._due_ms = 0.0
         """Before this time the next record must not be delivered."""
         self._used_ms = self._now_ms
+        self._delivered_ns = self._acked_ns = 0
+        """When records were last delivered and acknowledged here; not stored, as in JetStream."""
         self._round_lock = asyncio.Lock()
         self._task = start_task(self._run(), "jetstream-consumer")
 
@@ -237,7 +239,7 @@ class ConsumerRunner:
         self, kind: AckKind, ack: AckSubject, *, delay_ms: int = 0, answer: Answer | None = None
     ) -> None:
         """Take an acknowledgement in; ``answer`` is called when it is stored."""
-        self._used_ms = self._now_ms
+        before = len(self.kept.state.pending)
         self.core.ack(
             kind,
             ack.sequence,
@@ -247,12 +249,18 @@ class ConsumerRunner:
         )
         if answer is not None:
             self._answers.append(answer)
-        self._wake.set()
+        self._acked(before)
 
     def ack_many(self, acks: list[tuple[int, int]]) -> None:
         """Take plain acknowledgements in: the sequence of each record, and of its delivery."""
-        self._used_ms = self._now_ms
+        before = len(self.kept.state.pending)
         self.core.ack_many(acks)
+        self._acked(before)
+
+    def _acked(self, before: int) -> None:
+        self._used_ms = self._now_ms
+        if len(self.kept.state.pending) < before:
+            self._acked_ns = self._host.clock.now_ns()
         self._wake.set()
 
     def flow_answered(self, subject: str) -> None:
@@ -374,9 +382,10 @@ class ConsumerRunner:
         """
         # At once, and as of now: a round may be under way, which waits for files and for storage.
         state = self.kept.state
-        delivered = Position(state.delivered_consumer, state.delivered_stream)
-        floor = Position(state.floor_consumer, sum(state.floors))
-        pending = await self._buffer.count(state.delivered_stream, is_exact=True)
+        delivered_to, floor_to = state.delivered_stream, sum(state.floors)
+        delivered = position_of(state.delivered_consumer, delivered_to, self._delivered_ns)
+        floor = position_of(state.floor_consumer, floor_to, self._acked_ns)
+        pending = await self._buffer.count(delivered_to, is_exact=True)
         return ConsumerInfo(
             stream_name=self.stream,
             name=self.config.name,
@@ -640,6 +649,7 @@ class ConsumerRunner:
         for effect in effects:
             match effect:
                 case DeliverRun(sequences=sequences):
+                    self._delivered_ns = self._host.clock.now_ns()
                     self._deliver(effect, next(records))
                     self.core.sent(sequences, self._now_ms)
                 case EndPull(token, text, left, size):

@@ -45,15 +45,21 @@ class StreamState(msgspec.Struct, kw_only=True):
 
 
 def summed_state(states: list[StreamState]) -> StreamState:
-    """Return the state of several partitions together; its last sequence is a count."""
+    """Return the state of several partitions together; its sequences are counts.
+
+    What they count adds up as in one partition: ``last_seq - first_seq + 1`` messages, but for
+    those that ``num_deleted`` counts.
+    """
     filled = [each for each in states if each.messages]
+    begun = [each for each in states if each.last_seq]
     return StreamState(
         messages=sum(each.messages for each in states),
         bytes=sum(each.bytes for each in states),
-        first_seq=1 if filled else 0,
+        first_seq=sum(each.first_seq - 1 for each in begun) + 1 if begun else 0,
         first_ts=min((each.first_ts for each in filled), default=ZERO_TIME),
         last_seq=sum(each.last_seq for each in states),
         last_ts=max((each.last_ts for each in filled), default=ZERO_TIME),
+        num_deleted=sum(each.num_deleted for each in states),
     )
 
 

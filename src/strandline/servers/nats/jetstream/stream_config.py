@@ -14,7 +14,12 @@ import msgspec
 
 from strandline.broker.internal import is_internal
 from strandline.config import StreamConfig
-from strandline.servers.nats.jetstream.errors import NO_REPLICAS, reject, reject_config
+from strandline.servers.nats.jetstream.errors import (
+    NEGATIVE_REPLICAS,
+    NO_REPLICAS,
+    reject,
+    reject_config,
+)
 from strandline.servers.nats.jetstream.integers import INT64_MAX, Int64
 from strandline.servers.nats.jetstream.times import NS_PER_MS, ZERO_TIME, ms_of
 from strandline.servers.nats.jetstream.views import JetStreamView, shown_name
@@ -174,6 +179,8 @@ def stream_config(request: StreamConfigRequest, *, is_cluster: bool) -> StreamCo
     if subject == ">" and not request.no_ack:
         reject_config("capturing all subjects requires no-ack to be true")
     replicas = request.num_replicas or 1
+    if replicas < 0:
+        reject(NEGATIVE_REPLICAS)
     if replicas > 1 and not is_cluster:
         reject(NO_REPLICAS)
     age_ns = request.max_age or 0
@@ -195,7 +202,9 @@ def stream_config(request: StreamConfigRequest, *, is_cluster: bool) -> StreamCo
 
 
 def _check_name(name: str) -> None:
-    if not _NAME.fullmatch(name) or len(name.encode()) > NAME_BYTES_MAX:
+    if len(name.encode()) > NAME_BYTES_MAX:
+        reject_config(f"stream name is too long, maximum allowed is {NAME_BYTES_MAX}")
+    if not _NAME.fullmatch(name):
         reject_config(
             "stream name is required and can not contain '.', '*', '>', '\\', '/' or white space"
         )

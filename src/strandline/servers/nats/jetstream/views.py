@@ -60,7 +60,8 @@ def split_name(name: str) -> tuple[str, int | None]:
     base, colon, number = name.rpartition(":")
     if not colon:
         return name.replace("=", "."), None
-    if not (number.isascii() and number.isdigit() and len(number) <= DIGITS_MAX):
+    is_number = number.isascii() and number.isdigit() and len(number) <= DIGITS_MAX
+    if not is_number or str(int(number)) != number:  # one name for a partition: no "00"
         return "", None
     return base.replace("=", "."), int(number)
 

@@ -88,6 +88,8 @@ def test_names_are_those_of_the_subject():
         (ApiCall("CONSUMER.CREATE", "S", "c"), {"durable_name": "d"}, 10132),
         (ApiCall("CONSUMER.CREATE", "S"), {"durable_name": "d"}, 10019),
         (ApiCall("CONSUMER.CREATE", "S"), {"name": "a.b"}, 10103),
+        (ApiCall("CONSUMER.CREATE", "S"), {"name": "a\\b"}, 10127),
+        (ApiCall("CONSUMER.CREATE", "S"), {"name": "ä" * 128}, 10102),
         (ApiCall("CONSUMER.DURABLE.CREATE", "S", "c"), {}, 10018),
         (ApiCall("CONSUMER.DURABLE.CREATE", "S", "c"), {"durable_name": "d"}, 10017),
         (ApiCall("CONSUMER.CREATE", "S", "c", "a.b"), {"filter_subject": "a.c"}, 10131),
