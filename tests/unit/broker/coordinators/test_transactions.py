@@ -324,6 +324,7 @@ async def test_a_failed_disk_leaves_nothing_half_decided(broker, partition, ask,
     assert tx.seen(partition) == ["s/0a", "s/0b"]
 
 
+@pytest.mark.usefixtures("without_spares")  # whose creation would meet the full disk instead
 async def test_a_full_disk_delays_a_marker(broker, make_stream, ask, tx, kit, disk):
     """The decision is final; the marker follows when there is space, and readers continue."""
     one = await make_stream(broker, "one")
