@@ -78,11 +78,11 @@ def test_any_bytes_are_a_request_or_an_error_of_ours(kind, data):
         wire.JoinGroupRequest(group="g" * 401, member="m", streams=("s",), session_ms=1),
         wire.JoinGroupRequest(group="g", member="m", streams=(), session_ms=1),
         wire.JoinGroupRequest(group="g", member="m", streams=("s",) * 1001, session_ms=1),
-        wire.CommitOffsets(group="g", positions={}),
+        wire.CommitOffsets(group="g", positions={}, metadata="x" * 4097),
         wire.CommitOffsets(group="g", positions={"s": {0: -1}}),
         wire.GroupHeartbeat(group="g", member="", epoch=1),
     ],
-    ids=["long-name", "no-stream", "many-streams", "no-position", "negative", "nobody"],
+    ids=["long-name", "no-stream", "many-streams", "long-metadata", "negative", "nobody"],
 )
 def test_requests_beyond_their_limits_are_rejected(message):
     """Lengths and ranges are checked before anything is done."""
