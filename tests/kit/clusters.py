@@ -12,6 +12,7 @@ from strandline.client.connection import BrokerConnection
 from strandline.process.ports import free_ports
 from strandline.testing import ProcessServer
 from strandline.testing.replica import ReplicaReader
+from tests.kit.waiting import until
 
 IDS = (1, 2, 3)
 
@@ -63,10 +64,8 @@ def status(server, stream="orders"):
 
 
 def leader_of(cluster, stream="orders"):
-    """The number of the broker that leads it."""
-    leader = status(cluster[2], stream).leader
-    assert leader is not None
-    return leader
+    """The number of the broker that leads it, once broker 2 has heard of one."""
+    return until(lambda: status(cluster[2], stream).leader, "no leader", retried=(AssertionError,))
 
 
 def in_sync(cluster):

@@ -15,7 +15,7 @@ from typing import Self
 
 import pyarrow as pa
 
-WAIT_S = 2.0
+WAIT_S = 10.0
 """How long exit waits for reads at most."""
 QUIET_S = 0.1
 """How long no thread may enter a read before exit goes on: Arrow's code is entered before ours, and
