@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from strandline.broker.coordinators.consumers import ConsumerStore
 from strandline.broker.routing import RouteTable
 from strandline.broker.write_path.admission import Admission
 from strandline.clock import ManualClock
@@ -67,7 +68,7 @@ class FakeBroker:
         self.admission = Admission(LimitsConfig(), clock=self.clock, wake=lambda: None)
         self.write_error = None
         self.is_controller = self.has_lease = True
-        self.consumers = None
+        self.consumers = ConsumerStore(None)
         self.image = MetadataImage()
         self.frozen = False
         self.waiting = []
