@@ -231,7 +231,7 @@ class JetStreamApi:
 
     @property
     def prefix(self) -> str:
-        """What the subjects of requests begin with at a nats-server."""
+        """Return the beginning of the subjects of requests at a nats-server."""
         return f"$JS.{self.domain}.API." if self.domain else PREFIX
 
     async def ask_others(self, operation: str, payload: bytes = b"") -> bytes | None:
