@@ -191,13 +191,13 @@ def test_a_pipeline_continues_without_lost_records_if_told(run, log):
 
 
 def test_what_spark_cannot_start_is_told_in_one_line(run, log, tmp_path):
-    """An impossible checkpoint, and a setting that Spark rejects, without a Java trace."""
+    """An impossible checkpoint, without a Java trace; an impossible setting does not reach it."""
     source, target = log.new_stream(10), log.new_stream()
     (tmp_path / "file").touch()
     with pytest.raises(StrandlineError, match=r"^Spark cannot start .*/file") as told:
         run("copy", "file", stream=source, into=target)
     assert "\n" not in told.value.message
-    with pytest.raises(InvalidConfigError, match=r"^Spark cannot start .*not be negative$"):
+    with pytest.raises(InvalidConfigError, match="interval_ms"):
         run("copy", stream=source, into=target, trigger="continuous", interval_ms=-5)
 
 
