@@ -529,9 +529,7 @@ class Partition:
         if self.replica_hooks is not None:
             self.replica_hooks.synced(chunk, next_offset)
             return
-        self.committed.commit(next_offset)
-        if self._repeats.late:
-            self._repeats.committed(next_offset)
+        self.commit(next_offset)
         self._admission.send_queue.acks.append((self.name, chunk.waiting))
         chunk.waiting = []
 

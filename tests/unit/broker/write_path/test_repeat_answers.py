@@ -53,7 +53,7 @@ def test_a_repeat_waits_as_long_as_its_last_record(partition, admission, last, s
     assert admission.duplicates == 1
     places = {
         "sent": admission.sent,
-        "late": [waiting for _, waiting in answers.late],
+        "late": [waiting for _, waiting in answers._late],
         "pending": partition.holders[last].waiting if last in partition.holders else [],
     }
     assert {name: len(found) for name, found in places.items()} == {
@@ -70,7 +70,7 @@ def test_a_repeat_that_nobody_waits_for_is_only_counted(partition, admission):
         answers.answer(4, None, None, last=last)
     assert admission.duplicates == 3
     assert not admission.sent
-    assert not answers.late
+    assert not answers._late
     assert not partition.holders
 
 
