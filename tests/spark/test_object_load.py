@@ -21,6 +21,11 @@ def test_spark_loads_into_an_object_store_once(spark, log, tmp_path, table_forma
     for name, value in (("key", KEY), ("secret", SECRET)):
         (tmp_path / name).write_text(value)
     stream = log.new_stream(partitions=2)
+    catalog = {
+        "type": "sql",
+        "uri": f"sqlite:///{tmp_path}/catalog.db",
+        "warehouse": f"s3://{BUCKET}/warehouse",
+    }
     with ObjectStore() as s3:
         storage = {
             "endpoint": s3.endpoint,
@@ -34,11 +39,7 @@ def test_spark_loads_into_an_object_store_once(spark, log, tmp_path, table_forma
             "into": "lake.t" if table_format == "iceberg" else f"s3://{BUCKET}/t",
             "format": table_format,
             "storage": storage,
-            "catalog": {
-                "type": "sql",
-                "uri": f"sqlite:///{tmp_path}/catalog.db",
-                "warehouse": f"s3://{BUCKET}/warehouse",
-            },
+            "catalog": catalog if table_format == "iceberg" else {},
             "values": "json",
             "schema": "id BIGINT",
             "checkpoint": str(tmp_path / "checkpoint"),
