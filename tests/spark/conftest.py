@@ -45,19 +45,18 @@ def java_starts_quickly(importable_by_workers, request):
     cannot make one: tests only take longer then.
     """
     from strandline.spark.java import find_java_home
+    from strandline.spark.session import QUICK_JAVA
 
+    options = QUICK_JAVA
     cache = getattr(request.config, "cache", None)
     base = find_java_home() / "lib" / "server" / "classes.jsa"
-    if cache is None or not base.exists():
-        yield
-        return
-    archive = class_archive(cache.mkdir("java"), base)
-    if not archive.exists():
-        yield
-        return
+    if cache is not None and base.exists():
+        archive = class_archive(cache.mkdir("java"), base)
+        if archive.exists():
+            options += f" -XX:SharedArchiveFile={archive} -Xlog:disable"
     with pytest.MonkeyPatch.context() as patch:
         for name in ("SPARK_SUBMIT_OPTS", "SPARK_DAEMON_JAVA_OPTS"):
-            patch.setenv(name, f"-XX:SharedArchiveFile={archive} -Xlog:disable")
+            patch.setenv(name, options)
         yield
 
 
