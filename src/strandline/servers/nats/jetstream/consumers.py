@@ -171,7 +171,7 @@ class ConsumerCalls:
         api.take_acks = self._take_acks
         api.consumers_of = self._count
         api.stream_deleted = self._forget_stream
-        store.group_deleted = self._group_deleted
+        store.on_group_deleted(self._group_deleted)
         api.handlers |= {
             "CONSUMER.CREATE": self._create,
             "CONSUMER.DURABLE.CREATE": self._create,
