@@ -620,8 +620,8 @@ class PublisherConnection(MessageReader):
         self.output.append(encode_message_with_headers(to, sid, payload, block=block))
 
     def flush_answers(self) -> None:
-        """Send what was queued between group commits."""
-        self._shared.ingest.send_answers()
+        """Send what was queued between group commits, in one write for several answers."""
+        self._shared.ingest.send_answers_soon()
 
     # Other operations of a client
 
