@@ -104,8 +104,7 @@ OVERDUE = "still running"
 TIMED_OUT = "a test waited for ever"
 OTHERS = ("property", "simulation", "golden")
 LIMITS = "tests/golden/test_limits.py"
-"""Notices changed numbers in these folders."""
-LIMITED = ("broker", "core", "record", "storage")
+"""Notices changed numbers."""
 
 
 class Outcome(NamedTuple):
@@ -252,7 +251,7 @@ def near(root: Path, path: str, line: int) -> list[str]:
             place = file.relative_to(root).as_posix()
             ranked.append((is_far, min(steps, 1), -alike, steps, -used, place))
     found = [each[-1] for each in sorted(ranked)[:NEAR_MAX]]
-    return [*found, LIMITS] if inner.parts[0] in LIMITED else found
+    return [*found, LIMITS]
 
 
 def users(root: Path, path: str) -> list[str]:
