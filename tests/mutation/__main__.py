@@ -151,7 +151,7 @@ def write_page(notes: Path, results: Path) -> None:
         commands.append(f"make mutants MUTANT_SEED={seed} COUNT={len(own)}{chosen}")
     result = results / f"{datetime.now(UTC):%Y-%m-%d}-mutants.md"
     result.write_text(page(list(trials.values()), at_once=at_once, commands=commands))
-    say(f"{len(trials)} mistakes: {result.relative_to(ROOT)}")
+    say(f"{len(trials)} mistakes: {result}")
 
 
 main()
