@@ -12,6 +12,7 @@ import pkgutil
 from pathlib import Path
 
 import pytest
+from msgspec import Meta
 from typer.main import get_command
 
 import strandline
@@ -22,6 +23,8 @@ AREAS = (
     *("api", "backup", "broker", "cli", "client", "core", "encryption", "process", "reading"),
     *("record", "security", "servers", "spark", "storage", "values"),
 )
+COMPLETE = ("broker", "core", "record", "storage")
+"""What is on disks and in other brokers: of these every number is listed."""
 NUMBERS = (int, float)
 
 
@@ -63,8 +66,9 @@ def numbers_of(module):
             )
         except NameError:
             continue  # of a class that is not there at run time, such as a member of an enum
+        found = getattr(found, "__metadata__", found)  # limits of a type
         if isinstance(found, NUMBERS) or (
-            isinstance(found, tuple) and all(isinstance(each, NUMBERS) for each in found)
+            isinstance(found, tuple) and all(isinstance(each, (*NUMBERS, Meta)) for each in found)
         ):
             yield f"{module.__name__.removeprefix('strandline.')}.{name} = {found!r}"
 
@@ -95,6 +99,11 @@ def test_numbers_with_names_change_on_purpose_only(area):
         others = [line for line in listed if not line.startswith(f"{area}.")]
         LIST.write_text("\n".join(sorted([*others, *now])) + "\n", "utf-8")
     before = [line for line in listed if line.startswith(f"{area}.")]
+    if area not in COMPLETE:  # elsewhere a number that is new may wait for the next list
+        names = {line.partition(" = ")[0] for line in before}
+        there = {line.partition(" = ")[0] for line in now}
+        now = [line for line in now if line.partition(" = ")[0] in names]
+        before = [line for line in before if line.partition(" = ")[0] in there]
     assert now == before, "if that is meant, write the list anew with GOLDEN_UPDATE=1"
 
 
