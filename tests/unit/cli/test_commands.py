@@ -9,12 +9,14 @@ import re
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
 import strandline
 from strandline.cli.app import app
+from strandline.cli.completion import group_names, stream_names
 from strandline.errors import InvalidSubjectError
 from strandline.process.ports import free_ports
 from strandline.testing import Server
@@ -372,6 +374,42 @@ def test_what_is_seen_already_needs_no_bar(url, run, stream):
     """A following read, or one not on a terminal, prints no progress."""
     run("publish", stream, "x")
     assert run("read", stream).stderr == ""
+
+
+def test_limits_of_a_principal_are_shown(run):
+    """A limit that is not set is a dash."""
+    run("quota", "set", "ann", "--connections", "3", "--publish", "2MiB")
+    run("quota", "set", "bob", "--requests", "7")
+    rows = [line.split() for line in run("quota", "list").stdout.splitlines()]
+    assert ["ann", "2MiB", "-", "-", "3"] in rows
+    assert ["bob", "-", "-", "7", "-"] in rows
+    for name in ("ann", "bob"):
+        run("quota", "remove", name)
+
+
+def test_versions_of_a_schema_are_listed(run, stream, tmp_path):
+    """Or how to set the first one."""
+    assert "no schema yet" in run("stream", "schema", "list", stream).stdout
+    assert run("stream", "schema", "list", stream, "-o", "json").stdout == ""
+    file = tmp_path / "columns"
+    for columns in ("id BIGINT", "id BIGINT, name STRING"):
+        file.write_text(columns)
+        run("stream", "schema", "set", stream, str(file))
+    _, *rows = run("stream", "schema", "list", stream).stdout.splitlines()
+    assert [row.split()[:3] for row in rows] == [["1", "json", "1"], ["2", "json", "2"]]
+    run("stream", "schema", "delete", stream, "--yes")
+
+
+def test_names_are_completed(url, run, stream):
+    """Streams and groups by their first letters; nothing without a broker, or where none fits."""
+    run("group", "reset", f"group-of-{stream}", stream, "--to", "latest")
+    context = SimpleNamespace(params={"server": url})
+    assert stream_names(context, stream) == [stream]
+    assert group_names(context, f"group-of-{stream}") == [f"group-of-{stream}"]
+    for complete in (stream_names, group_names):
+        assert complete(context, "no-such") == []
+        assert complete(SimpleNamespace(params={"server": "127.0.0.1:9"}), "") == []
+    run("group", "delete", f"group-of-{stream}", "--yes")
 
 
 SPOKEN = """
