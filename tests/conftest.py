@@ -163,11 +163,11 @@ class Files(LoadFileScheduling):
 
     def _reschedule(self, node):
         """Give a worker more if it has little left."""
-        if node.shutting_down:
+        if node.shutting_down or self._pending_of(self.assigned_work[node]) > 2:
             return
         if self._next(node) is None:
             node.shutdown()
-        elif self._pending_of(self.assigned_work[node]) <= 2:
+        else:
             self._assign_work_unit(node)
 
     def _assign_work_unit(self, node):
