@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from pyspark.errors import PySparkException
 
+from strandline.spark.demo.standalone import children_of
 from strandline.spark.table import committed_offsets, read_table, table_summary
 from strandline.spark.tables.source import load_table
 
@@ -187,26 +188,19 @@ def test_a_lost_checkpoint_cannot_double_records(stream_reader, log, landed, tmp
     assert landed(table) == log.records(stream)
 
 
-def task_workers():
-    """Python processes that run Spark's tasks in this process's Spark."""
-    found = []
-    for status in Path("/proc").glob("[0-9]*/status"):
-        try:
-            fields = dict(
-                line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line
-            )
-            parent = (status.parents[1] / fields["PPid"] / "cmdline").read_bytes()
-        except (OSError, KeyError):
-            continue
-        if b"pyspark.daemon\0pyspark.worker\0" in parent:
-            found.append(int(fields["Pid"]))
+def task_workers(spark):
+    """Python processes that run this session's tasks; other tests' sessions keep theirs."""
+    children, found = children_of(), []
+    for daemon in children[spark.sparkContext._gateway.proc.pid]:
+        with contextlib.suppress(OSError):  # it has ended
+            if b"pyspark.daemon\0pyspark.worker\0" in Path(f"/proc/{daemon}/cmdline").read_bytes():
+                found += children[daemon]
     return found
 
 
-@pytest.mark.timeout(600)
-def test_task_workers_killed_at_random_change_nothing(stream_reader, log, landed, tmp_path):
+def test_task_workers_killed_at_random_change_nothing(spark, stream_reader, log, landed, tmp_path):
     """kill -9 of Python workers in the middle of batches: Spark repeats tasks, rows stay single."""
-    stream = log.new_stream(2400, size=200)
+    stream = log.new_stream(1200, size=200)
     random.seed(7)
     stop = threading.Event()
     killed = []
@@ -214,12 +208,12 @@ def test_task_workers_killed_at_random_change_nothing(stream_reader, log, landed
     def kill_some():
         """One worker in each batch at most, at a random moment, however slow the machine is."""
         seen = None
-        while not stop.wait(0.02):
+        while not stop.wait(0.1):
             progress = query.lastProgress
             if progress is not None and progress["batchId"] != seen:
                 seen = progress["batchId"]
                 stop.wait(random.uniform(0, 0.4))
-                for pid in random.sample(workers := task_workers(), min(1, len(workers))):
+                for pid in random.sample(workers := task_workers(spark), min(1, len(workers))):
                     os.kill(pid, signal.SIGKILL)
                     killed.append(pid)
 
