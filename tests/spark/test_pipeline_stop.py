@@ -50,12 +50,21 @@ class Run:
                 with self.changed:
                     lines.append(line)
                     self.changed.notify_all()
+        with self.changed:
+            self.changed.notify_all()
 
     def wait_for(self, words, lines):
-        """Wait until one of the lines has these words."""
+        """Wait until one of the lines has these words, or it has ended."""
+
+        def is_there():
+            return any(words in line for line in lines)
+
         with self.changed:
-            found = self.changed.wait_for(lambda: any(words in line for line in lines), PATIENCE_S)
-        assert found, (words, self.out, self.err)
+            self.changed.wait_for(lambda: is_there() or self.has_ended(), PATIENCE_S)
+            assert is_there(), f"no {words} in:\n{''.join(self.out + self.err)}"
+
+    def has_ended(self):
+        return self.process.stdout.closed and self.process.stderr.closed
 
     def signal(self, number):
         """Send a signal to the whole group, as a terminal does."""
