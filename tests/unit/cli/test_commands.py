@@ -376,6 +376,16 @@ def test_what_is_seen_already_needs_no_bar(url, run, stream):
     assert run("read", stream).stderr == ""
 
 
+@pytest.mark.parametrize("output", ["text", "json"])
+def test_partitions_without_a_leader_are_named(run, stream, monkeypatch, output):
+    """After what is known of the others; scripts see it by the exit code."""
+    described = "strandline.cli.stream._described"
+    monkeypatch.setattr(described, lambda client, name: (client.stream_info(name), [0, 3]))
+    done = run("stream", "info", stream, "-o", output, code=1)
+    assert stream in done.stdout
+    assert f"partitions 0, 3 of stream '{stream}' have no leader" in done.stderr
+
+
 def test_limits_of_a_principal_are_shown(run):
     """A limit that is not set is a dash."""
     run("quota", "set", "ann", "--connections", "3", "--publish", "2MiB")
