@@ -1,5 +1,7 @@
 """One Spark session and one broker for all tests that need them: starting Spark takes seconds."""
 
+import contextlib
+import fcntl
 import hashlib
 import itertools
 import os
@@ -18,6 +20,7 @@ from strandline.testing import ProcessServer
 SOURCE = str(Path(__file__).parents[2] / "src")
 JOBS = Path(__file__).parent / "jobs"
 SPARK = Path(find_spec("pyspark").origin).parent
+ARCHIVE_S = 200
 _numbers = itertools.count()
 
 
@@ -63,15 +66,28 @@ def class_archive(directory, base):
     made_of = [base, *(SPARK / "jars").glob("spark-core*.jar")]
     stamps = "".join(f"{file}{file.stat().st_mtime_ns}" for file in made_of)
     archive = directory / f"{hashlib.sha256(stamps.encode()).hexdigest()[:16]}.jsa"
-    if not archive.exists():
-        for old in directory.glob("*.jsa"):
-            old.unlink(missing_ok=True)
-        making = directory / f"{os.getpid()}"
-        command = [sys.executable, str(JOBS / "archive.py"), str(making)]
-        subprocess.run(command, stdout=sys.stderr, timeout=300, check=False)
-        if making.exists():
-            making.rename(archive)
+    with (directory / "lock").open("w") as lock:
+        # Of two workers that need it one makes it, with a minute of CPU, and the other waits.
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        else:
+            if not archive.exists():
+                make_archive(archive, directory)
     return archive
+
+
+def make_archive(archive, directory):
+    """Run a job that leaves an archive of the classes that it loaded."""
+    for old in directory.glob("*.jsa"):
+        old.unlink(missing_ok=True)
+    making = directory / f"{os.getpid()}"
+    command = [sys.executable, str(JOBS / "archive.py"), str(making)]
+    with contextlib.suppress(subprocess.TimeoutExpired):  # then there is none, which is allowed
+        subprocess.run(command, stdout=sys.stderr, timeout=ARCHIVE_S, check=False)
+    if making.exists():
+        making.rename(archive)
 
 
 @pytest.fixture(scope="session")

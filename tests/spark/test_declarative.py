@@ -5,10 +5,11 @@ import shutil
 import sys
 from pathlib import Path
 
+import pyspark
 import pytest
 
 from strandline.spark.demo.processes import Child
-from strandline.spark.java import find_java_home
+from strandline.spark.java import find_java_home, spark_home
 from strandline.spark.session import QUICK_JAVA
 
 pytest.importorskip("grpc_status", reason="spark-pipelines needs pyspark[pipelines]")
@@ -22,6 +23,7 @@ def run(directory, server):
     environment = {
         "STRANDLINE_SERVER": server,
         "JAVA_HOME": str(find_java_home()),
+        "SPARK_HOME": str(spark_home(Path(pyspark.__file__).parent)),
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",

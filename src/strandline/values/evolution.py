@@ -227,7 +227,7 @@ def _compare(old: ValueShape, new: ValueShape, path: str) -> None:
         raise InvalidConfigError(
             f"column {path!r} may be null in earlier values, so it cannot become required"
         )
-    if old.kind != new.kind and not _is_wider(old.kind, new.kind):
+    if old.kind != new.kind and not is_wider(old.kind, new.kind):
         raise InvalidConfigError(
             f"column {path!r} is {old.kind} and cannot become {new.kind}: a type may only become "
             "wider (tinyint, smallint, int, bigint; float, double; more digits of a decimal)"
@@ -271,7 +271,8 @@ def _check_name(old: ValueShape, new: ValueShape, what: str) -> None:
         )
 
 
-def _is_wider(old: str, new: str) -> bool:
+def is_wider(old: str, new: str) -> bool:
+    """Return whether a type, as a schema writes it, may become another one by widening."""
     for order in _ORDERS:
         if old in order and new in order:
             return order.index(old) < order.index(new)

@@ -26,7 +26,7 @@ import math
 import operator
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
-from itertools import islice
+from itertools import islice, repeat
 from typing import Final, Literal, NamedTuple
 
 from strandline.core.consumers.effects import (
@@ -150,12 +150,13 @@ class PullConsumer:
             return None
         if self._again:
             return Wanted(next(iter(self._again)), is_again=True)
-        if self._is_full:
+        if self.is_full:
             return None
         return Wanted(self.state.delivered_stream + 1, is_again=False)
 
     @property
-    def _is_full(self) -> bool:
+    def is_full(self) -> bool:
+        """Whether no new record is delivered until one that is pending is acknowledged."""
         limit = self.policy.max_ack_pending
         return bool(limit and self.policy.acks != "none" and len(self.state.pending) >= limit)
 
@@ -212,7 +213,8 @@ class PullConsumer:
                 )
             else:
                 numbers = range(before + 1, state.delivered_consumer + 1)
-                state.pending.update(zip(sequences, map(_first_delivery, numbers), strict=True))
+                records = map(PendingRecord, numbers, repeat(1))
+                state.pending.update(zip(sequences, records, strict=True))
         else:
             [sequence] = sequences
             assert self._again, "only what is due is delivered again"
@@ -467,7 +469,3 @@ class PullConsumer:
         assert self.policy.acks != "none" or not pending
         if self.flow is not None:
             self.flow.check()
-
-
-def _first_delivery(consumer_sequence: int) -> PendingRecord:
-    return PendingRecord(consumer_sequence, 1)

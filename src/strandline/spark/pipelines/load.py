@@ -1,8 +1,8 @@
 """Load: streams into Parquet, Delta Lake or Iceberg tables, each record once.
 
 Rules: a load resumes at the table's own offsets, so that a lost checkpoint loses or doubles
-nothing; a recreated stream needs a new table; the schema of decoded values is fixed by the first
-commit. The table sink (``tables/io``) commits.
+nothing; a recreated stream needs a new table; the columns of decoded values are fixed by the first
+commit, and follow the stream's schema alone. The table sink (``tables/io``) commits.
 """
 
 import json
@@ -19,7 +19,12 @@ from pyspark.sql.types import StructType
 
 from strandline.errors import InvalidConfigError
 from strandline.spark.connection import client_of, schema_versions, stream_state
-from strandline.spark.options import ReadOptions, check_upsert
+from strandline.spark.options import (
+    ReadOptions,
+    TableOptions,
+    check_upsert,
+    parse_table_options,
+)
 from strandline.spark.pipelines.config import LoadPipeline
 from strandline.spark.pipelines.outputs import stream_of
 from strandline.spark.pipelines.queries import read_stream, triggered
@@ -29,6 +34,7 @@ from strandline.spark.tables.changes import rows_of_events
 from strandline.spark.tables.log import TableState, check_same_key, check_same_stream, decode_schema
 from strandline.spark.tables.open import existing_store, is_object_url
 from strandline.spark.tables.store import Loaded, MissingTableError, TableStore, local_path
+from strandline.spark.tables.values import columns_by_schema, value_schema
 from strandline.values.columns import arrow_schema, parse_columns
 from strandline.values.decode import (
     RECORD_COLUMNS,
@@ -37,7 +43,7 @@ from strandline.values.decode import (
     infer_json_schema,
     value_decoder,
 )
-from strandline.values.schema import SchemaVersion, names_by_column
+from strandline.values.schema import SchemaVersion
 
 logger = logging.getLogger(__name__)
 
@@ -163,17 +169,17 @@ def prepare_load(config: LoadPipeline, read: ReadOptions) -> PreparedLoad:
         columns = _value_schema(config, read, state, versions=versions)
         arrow = to_arrow_schema(columns, timezone="UTC")
         check_distinct_names(arrow)
-        if versions:
-            value_decoder(config.values, arrow, versions=versions)  # raises now, not in each task
-            _note_new_columns(path, arrow, versions)
+    options = table_options(config, read, identity=identity, columns=columns)
+    if versions:
+        options["streamSchema"] = "true"
+        _check_following(parse_table_options(options | {"path": path}), versions)
     return PreparedLoad(
         read=read,
         path=path,
         name=f"load {streams_of(read)} into {path}",
         starting_offsets=_first_offsets(state, read, identity),
         local_commits=_local_commits(state),
-        options=table_options(config, read, identity=identity, columns=columns)
-        | ({"streamSchema": "true"} if versions else {}),
+        options=options,
     )
 
 
@@ -325,16 +331,24 @@ def _stream_versions(config: LoadPipeline, read: ReadOptions) -> Sequence[Schema
     )
 
 
-def _note_new_columns(table: str, columns: pa.Schema, versions: Sequence[SchemaVersion]) -> None:
-    """Log which columns of a stream's schema its table has not."""
-    names = names_by_column(versions)
-    new = [each.name for each in versions[-1].columns if not {*names[each.name]} & {*columns.names}]
-    if new:
+def _check_following(options: TableOptions, versions: Sequence[SchemaVersion]) -> None:
+    """Check now, not in each task, that a table can have the columns of its stream's schema.
+
+    Raises:
+        InvalidConfigError: naming the column.
+    """
+    values = value_schema(options)
+    assert values is not None
+    found = columns_by_schema(options, values, versions)
+    check_distinct_names(found.schema)
+    value_decoder(options.values, found.schema, versions=versions)
+    if found.kept:
         logger.warning(
-            "%s was begun before the schema of its stream had %s, and leaves that out; a new "
-            "table, with a new checkpoint, has it",
-            table,
-            ", ".join(new),
+            "%s keeps the columns %s, although the schema of its stream has wider types: the "
+            "library cannot widen columns of Delta Lake. A value that is too wide does not fit; to "
+            "have it, load into a new table, with a new checkpoint",
+            options.path,
+            ", ".join(found.kept),
         )
 
 

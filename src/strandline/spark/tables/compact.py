@@ -3,18 +3,20 @@
 Rules: a merge keeps the rows and the offsets, and follows the version of the table that it was
 decided on, so that of a merge and another commit one wins and the other decides anew. The files it
 replaces stay until their snapshots expire, so that readers of older versions are not disturbed.
-Files with other columns than the table's rows, which others may have added, are left alone. Must
-not know Spark, nor the table's format.
+Files from before a column was added, widened or renamed are merged; those with columns that the
+table's rows have not, which others may have added, are left alone. Must not know Spark, nor the
+table's format.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from strandline.spark.arrow import plain_schema
+from strandline.spark.tables.columns import conformed, is_part
 from strandline.spark.tables.log import LiveFile, Proposal, decode_schema
 from strandline.spark.tables.stage import FileSettings, stage
 from strandline.spark.tables.store import Loaded, TableStore, usable
@@ -115,9 +117,18 @@ def _rows(
     schema: pa.Schema,
     merged: list[LiveFile],
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of those files that have these columns, and note the files."""
+    """Yield the rows of those files that have no other columns, and note the files."""
+    names = store.names(loaded)
     for file in files:
         with usable(file.path), pq.ParquetFile(store.open_live(loaded, file)) as parquet:
-            if plain_schema(parquet.schema_arrow).equals(plain_schema(schema)):
+            theirs = plain_schema(parquet.schema_arrow)
+            if _has_no_others(theirs, schema, names):
                 merged.append(file)
-                yield from (batch.cast(schema) for batch in parquet.iter_batches())
+                yield from (conformed(batch, schema, names) for batch in parquet.iter_batches())
+
+
+def _has_no_others(theirs: pa.Schema, schema: pa.Schema, names: Mapping[str, str]) -> bool:
+    """Return whether a file has only columns of the table, possibly as they were earlier."""
+    ours = {field.name: field.type for field in plain_schema(schema)}
+    found = ((ours.get(names.get(field.name, field.name)), field.type) for field in theirs)
+    return all(kind is not None and is_part(has, kind, widens=True) for kind, has in found)

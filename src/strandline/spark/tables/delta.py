@@ -33,6 +33,7 @@ from deltalake.exceptions import (
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 
 from strandline.errors import InvalidRequestError, UnavailableError
+from strandline.spark.tables.columns import followed_type, is_part
 from strandline.spark.tables.files import TableFiles
 from strandline.spark.tables.log import (
     DataFile,
@@ -146,7 +147,12 @@ class DeltaStore(TableStore):
         """Append the files to the version after the one that was loaded."""
         schema = Schema.from_arrow(decode_schema(state.arrow_schema))
         if after.at is not None:
-            _check_writable(after.at, schema, replaces=bool(proposal.primary_key))
+            known = schema
+            if after.state is not None:
+                known = Schema.from_arrow(decode_schema(after.state.arrow_schema))
+            _check_writable(after.at, known, replaces=bool(proposal.primary_key))
+            if self._add_columns(after, _arrow(schema)):
+                return False
             schema = after.at.schema()
         self.directory.check_files_exist(proposal.files)
         named = [staged_name(file) for file in proposal.files]
@@ -170,17 +176,58 @@ class DeltaStore(TableStore):
                     [*added, *removed], "append", schema, commit_properties=properties
                 )
         except (DeltaError, OSError) as error:
-            # Retry only after another writer's commit: other failures would recur without end.
-            is_lost_race = isinstance(error, CommitFailedError) or "already exists" in str(error)
-            if is_lost_race and self._has_moved_on(after):
-                return False
-            if isinstance(error, DeltaProtocolError):
-                raise InvalidRequestError(
-                    f"cannot write to {self.directory}: {reason_of(error)}"
-                ) from error
-            raise failure_kind(error)(
-                f"the Delta log of {self.directory}: {reason_of(error)}"
+            self._check_lost_race(after, error)
+            return False
+        return True
+
+    def _check_lost_race(self, after: Loaded, error: Exception) -> None:
+        """Check that a commit failed because of another one; raise what else is wrong."""
+        # Retry only after another writer's commit: other failures would recur without end.
+        is_lost_race = isinstance(error, CommitFailedError) or "already exists" in str(error)
+        if is_lost_race and self._has_moved_on(after):
+            return
+        if isinstance(error, DeltaProtocolError):
+            raise InvalidRequestError(
+                f"cannot write to {self.directory}: {reason_of(error)}"
             ) from error
+        raise failure_kind(error)(
+            f"the Delta log of {self.directory}: {reason_of(error)}"
+        ) from error
+
+    def _add_columns(self, after: Loaded, ours: pa.Schema) -> bool:
+        """Add the columns of ours that a table lacks, in a commit of its own; False: it lacks none.
+
+        The library has no commit of columns and files. A crash in between leaves columns of nulls,
+        and the state of the table says nothing of them: the batch is decided anew.
+
+        Raises:
+            InvalidRequestError: the table has a column of that name and another type.
+        """
+        table: DeltaTable = after.at
+        theirs = _schema(table)
+        missing, other = list[pa.Field](), list[pa.Field]()
+        for field in ours:
+            has = theirs.field(field.name).type if field.name in theirs.names else None
+            both = field.type if has is None else followed_type(has, field.type, widens=False)
+            if both != has:
+                missing.append(field)
+            if not is_part(field.type, both, widens=False):
+                other.append(theirs.field(field.name))
+        if other:
+            raise InvalidRequestError(
+                f"{table.table_uri} has a column {other[0].name} {other[0].type} of somebody else, "
+                f"and the stream's schema one of {ours.field(other[0].name).type}: nothing was "
+                "written; remove theirs, or load into another table with a new checkpoint"
+            )
+        if not missing:
+            return False
+        try:
+            table.alter.add_columns(
+                list(Schema.from_arrow(pa.schema(missing)).fields),
+                commit_properties=CommitProperties(max_commit_retries=0),
+            )
+        except (DeltaError, OSError) as error:
+            self._check_lost_race(after, error)
         return True
 
     def scan(self, loaded: Loaded) -> Iterator[pa.RecordBatch]:
@@ -327,10 +374,12 @@ def _check_writable(table: DeltaTable, ours: Schema, *, replaces: bool = False) 
     required = [f.name for f in theirs.values() if not f.nullable]
     mapping = metadata.configuration.get("delta.columnMapping.mode") or "none"
     only_appends = replaces and metadata.configuration.get("delta.appendOnly") == "true"
+    found, ours_in_arrow = _schema(table), _arrow(ours)
     changed = [
         f"{name} {field.type}"
         for name, field in given.items()
-        if name not in theirs or theirs[name].type != field.type
+        if name not in theirs
+        or not is_part(ours_in_arrow.field(name).type, found.field(name).type, widens=False)
     ]
     for wrong, reason in (
         (metadata.partition_columns, "is partitioned by {}, and rows come from all partitions"),
@@ -413,7 +462,11 @@ def _committed_offsets(table: DeltaTable) -> dict[PartitionId, int]:
 
 
 def _schema(table: DeltaTable) -> pa.Schema:
-    return pa.schema(table.schema().to_arrow())
+    return _arrow(table.schema())
+
+
+def _arrow(schema: Schema) -> pa.Schema:
+    return pa.schema(schema.to_arrow())
 
 
 def _has_record(table: DeltaTable, values: Mapping[str, int | str]) -> bool:

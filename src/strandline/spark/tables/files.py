@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from strandline.errors import DataLossError, InvalidRequestError
+from strandline.spark.tables.columns import conformed
 from strandline.spark.tables.log import (
     DataFile,
     LiveFile,
@@ -25,6 +26,7 @@ from strandline.spark.tables.log import (
     Proposal,
     TableState,
     decode_manifest,
+    decode_schema,
     encode_manifest,
     live_files,
     manifest_of,
@@ -158,9 +160,10 @@ class TableFiles(TableStore):
 
     def scan(self, loaded: Loaded) -> Iterator[pa.RecordBatch]:
         """Yield the rows that the manifests up to the loaded one name."""
+        schema = decode_schema(_manifest(loaded).arrow_schema)
         for file in self.live_files(loaded):
             with usable(file.path), pq.ParquetFile(self.open_live(loaded, file)) as parquet:
-                yield from parquet.iter_batches()
+                yield from (conformed(batch, schema) for batch in parquet.iter_batches())
 
     def live_files(self, loaded: Loaded, *, every: bool = False) -> list[LiveFile]:
         """Return what the manifests up to the loaded one name, which is all."""

@@ -26,6 +26,7 @@ from pyiceberg.exceptions import (
     CommitFailedException,
     CommitStateUnknownException,
     NoSuchTableError,
+    ValidationError,
 )
 from pyiceberg.io.pyarrow import parquet_file_to_data_file
 from pyiceberg.manifest import DataFile, FileFormat
@@ -107,7 +108,10 @@ class IcebergStore(TableStore):
             with contextlib.suppress(CommitFailedException), table.transaction() as transaction:
                 transaction.set_properties({_RETRIES_KEY: "0"})
             return False
-        _check_writable(table, decode_schema(state.arrow_schema))
+        ours = decode_schema(state.arrow_schema)
+        known = ours if after.state is None else decode_schema(after.state.arrow_schema)
+        if after.state is not None or proposal.follows is None:
+            _check_writable(table, known)
         self.directory.check_files_exist(proposal.files)
         named = [staged_name(file) for file in proposal.files]
         self.directory.place(named)
@@ -116,6 +120,8 @@ class IcebergStore(TableStore):
         try:
             with _reached(self.name), table.transaction() as transaction:
                 transaction.set_properties({STATE_KEY: encode_state(state), _RETRIES_KEY: "0"})
+                if proposal.follows is not None and (after.state is None or ours != known):
+                    _follow(transaction, ours, names=proposal.follows)
                 if proposal.replaces:
                     _replace(
                         transaction, proposal.replaces, paths, summary=_summary(state, proposal)
@@ -124,7 +130,7 @@ class IcebergStore(TableStore):
                     _add(transaction, paths, summary=_summary(state, proposal))
         except CommitFailedException:
             return False
-        except ValueError as error:  # the file does not fit the table
+        except (ValidationError, ValueError) as error:  # the file, or a column, does not fit
             raise _unwritable(table, reason=str(error).partition("\n")[0]) from error
         return True
 
@@ -143,6 +149,18 @@ class IcebergStore(TableStore):
         if every:
             check_every(self.name, len(found), len(list(loaded.at.scan().plan_files())))
         return found
+
+    def names(self, loaded: Loaded) -> Mapping[str, str]:
+        """Return what the name mapping says, by which the format reads our files."""
+        table: Table = loaded.at
+        by_id = {field.field_id: field.name for field in table.schema().fields}
+        mapping = table.name_mapping()
+        return {
+            name: by_id[each.field_id]
+            for each in (mapping.root if mapping is not None else ())
+            if each.field_id in by_id
+            for name in each.names
+        }
 
     def open_live(self, loaded: Loaded, file: LiveFile) -> Any:
         """Open a file at its location."""
@@ -211,7 +229,12 @@ def open_catalog(
 
 
 def prepare_iceberg(
-    name: str, *, catalog: Mapping[str, str], storage: Mapping[str, str], schema: pa.Schema
+    name: str,
+    *,
+    catalog: Mapping[str, str],
+    storage: Mapping[str, str],
+    schema: pa.Schema,
+    is_followed: bool = False,
 ) -> None:
     """Create the table if it does not exist.
 
@@ -220,6 +243,7 @@ def prepare_iceberg(
         catalog: as ``IcebergStore``.
         storage: as ``IcebergStore``.
         schema: of a new table.
+        is_followed: whether its columns follow a stream's schema, and may have other names by now.
 
     Raises:
         InvalidRequestError: it is partitioned, or has other columns.
@@ -230,7 +254,18 @@ def prepare_iceberg(
         opened.create_namespace_if_not_exists(namespace)
         properties = {_RETRIES_KEY: "0", _METADATA_KEY: "true"}
         table = opened.create_table_if_not_exists(name, schema=schema, properties=properties)
-    _check_writable(table, schema)
+    _check_writable(table, pa.schema([]) if is_followed else schema)
+
+
+def _follow(transaction: Transaction, ours: pa.Schema, *, names: Mapping[str, str]) -> None:
+    """Give a table the columns of our rows: renamed by their ids, widened, and new ones."""
+    theirs = [field.name for field in transaction.table_metadata.schema().fields]
+    with transaction.update_schema() as renaming:
+        for name in theirs:
+            if names.get(name) in ours.names and names[name] not in theirs:
+                renaming.rename_column(name, names[name])
+    with transaction.update_schema() as adding:
+        adding.union_by_name(ours)
 
 
 def _namespace_of(name: str) -> str:

@@ -30,6 +30,7 @@ from strandline.spark.options import TableOptions
 from strandline.spark.publication import Part, publish
 from strandline.spark.table import commit, committed_files, committed_schema
 from strandline.spark.tables.changes import delete_schema
+from strandline.spark.tables.columns import conformed
 from strandline.spark.tables.compact import compact
 from strandline.spark.tables.gaps import GapExplainer
 from strandline.spark.tables.log import Proposal, decide, encode_schema, merge_ranges
@@ -63,6 +64,12 @@ class StagedFiles(WriterCommitMessage):
     rows: StagedRows
     letters: Part | None
     """Rejected values for the dead-letter stream."""
+    values: pa.Schema | None
+    """The columns of decoded values."""
+    version: int
+    """Of the stream's schema by which they were decoded."""
+    names: dict[str, str] | None
+    """If the columns follow it: the new names of columns."""
 
 
 class TableCommitter:
@@ -78,8 +85,8 @@ class TableCommitter:
         check_storable(schema, options.table_format)
         self.records = table_schema(schema)
         check_decoding(self.records, options)
-        values = value_schema(options)
-        self.schema = self.records if values is None else decoded_schema(self.records, values)
+        self._values = value_schema(options)
+        self.schema = self._schema(self._values)
         check_distinct_names(self.schema)
         check_changes(self.records, self.schema, options)
         self.store = open_store(options, self.schema)
@@ -92,25 +99,45 @@ class TableCommitter:
         context = TaskContext.get()
         where = f"{context.partitionId()}-{context.attemptNumber()}" if context else "0-0"
         changes = bool(self.options.primary_key)
-        with Decoding(self.options, self.schema, batch=(txn_id, batch)) as decoding:
+        with Decoding(self.options, self.records, self._values, batch=(txn_id, batch)) as decoding:
+            schema = decoding.schema
             decode = decoding.rows if self.options.values != "raw" else None
             settings = FileSettings(
-                schema=self.schema,
+                schema=schema,
                 prefix=f"{txn_id[:8]}-{batch}-{where}",
                 compression=self.options.compression,
                 file_bytes=self.options.file_bytes,
                 decode=decoding.changes if changes else decode,
-                deletes=delete_schema(self.schema, self.options.primary_key) if changes else None,
+                deletes=delete_schema(schema, self.options.primary_key) if changes else None,
                 by_stream=self.gaps.has_several,
             )
             gathered = sized_batches(batches)
             named = (each.rename_columns(self.records.names) for each in gathered)
             rows = stage(self.store, named, settings)
-            return StagedFiles(txn_id, batch, rows, decoding.finish())
+            return StagedFiles(
+                txn_id,
+                batch,
+                rows,
+                letters=decoding.finish(),
+                values=decoding.values,
+                version=decoding.version,
+                names=decoding.names,
+            )
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Commit the staged files of a batch; has no effect when repeated."""
         staged = [message for message in messages if isinstance(message, StagedFiles)]
+        # If a version was set while the tasks ran, the columns of the newest hold what all staged.
+        newest = max(staged, key=lambda message: message.version, default=None)
+        if newest is not None:
+            if any(message.names != newest.names for message in staged):
+                raise UnavailableError(
+                    "a column of the stream's schema was renamed while the batch was decoded, and "
+                    "its files have both names: nothing was written; run the load again, which "
+                    "repeats the batch"
+                )
+            self._values = newest.values
+            self.schema = self._schema(newest.values)
         proposal = Proposal(
             txn_id=staged[0].txn_id if staged else "",
             batch=staged[0].batch if staged else 0,
@@ -122,6 +149,7 @@ class TableCommitter:
             stream=self.options.stream_identity,
             primary_key=list(self.options.primary_key),
             deletes=[file for message in staged for file in message.rows.deletes],
+            follows=newest.names if newest is not None else None,
         )
         state = self.store.load().state
         # A batch without rows creates the table, so that readers get no rows instead of an error.
@@ -143,6 +171,10 @@ class TableCommitter:
             )
             commit(self.store, proposal, garbage_age_ms=age_ms, explain=explain, prepare=prepare)
             self._maintain()
+
+    def _schema(self, values: pa.Schema | None) -> pa.Schema:
+        """Return the columns of the table, with these of values."""
+        return self.records if values is None else decoded_schema(self.records, values)
 
     def _maintain(self) -> None:
         """Merge small files if there are too many, and expire old snapshots where files go."""
@@ -228,7 +260,8 @@ class TableReader(DataSourceReader):
     def _batches(self, paths: list[str]) -> Iterator[pa.RecordBatch]:
         for path in paths:
             with usable(path), pq.ParquetFile(self.directory.open_file(path)) as file:
-                yield from file.iter_batches(batch_size=_READ_ROWS, columns=self.target.names)
+                for batch in file.iter_batches(batch_size=_READ_ROWS, columns=self.target.names):
+                    yield conformed(batch, self.target)
 
 
 def table_schema(schema: StructType) -> pa.Schema:

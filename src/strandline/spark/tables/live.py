@@ -26,6 +26,7 @@ from strandline.spark.planning import (
     plan_ranges,
     starting_offsets,
 )
+from strandline.spark.tables.columns import following_columns, with_columns
 from strandline.spark.tables.log import TableState, check_same_stream, decode_schema
 from strandline.spark.tables.open import existing_store
 from strandline.spark.tables.store import Loaded, TableStore
@@ -53,8 +54,11 @@ class LiveTable:
     """
 
     schema: pa.Schema
+    """With the columns of the stream's newest schema, if values are decoded by that."""
     tail: list[OffsetRange]
     """What is read from the log."""
+    names: dict[str, str]
+    """What the table's columns are called by now."""
     _store: TableStore
     _loaded: Loaded
     _options: ReadOptions
@@ -80,7 +84,9 @@ class LiveTable:
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
         if self._loaded.state is not None:
-            yield from map(SparkCast(self.schema), self._store.scan(self._loaded))
+            stored = self._store.scan(self._loaded)
+            whole = (with_columns(batch, self.schema, self.names) for batch in stored)
+            yield from map(SparkCast(self.schema), whole)
         for wanted in self.tail:
             rows = read_rows(self._options, wanted, self._records, identity=self._identity)
             yield from rows if self._decode is None else map(self._decode, rows)
@@ -137,7 +143,11 @@ def table(
     own = _SEVERAL if has_several else RECORD_SCHEMA
     schema = _schema(loaded.state, table, values=values, own=own)
     decode, records = None, schema
+    names: dict[str, str] = {}
     if values != "raw":
+        versions = _versions(options, values, avro_schema)
+        if versions:
+            schema, names = _followed(schema, versions, table_format)
         records = _record_schema(schema, own)
         decode = _decoder(
             schema,
@@ -145,10 +155,11 @@ def table(
             skip_invalid=skip_invalid,
             avro_schema=avro_schema,
             avro_writer_schema=avro_writer_schema,
-            versions=_versions(options, values, avro_schema),
+            versions=versions,
         )
     return LiveTable(
         schema=schema,
+        names=names,
         tail=_tail(options, extent, loaded.state),
         _store=store,
         _loaded=loaded,
@@ -235,6 +246,16 @@ def _schema(
             "have; read only the table"
         )
     return schema
+
+
+def _followed(
+    schema: pa.Schema, versions: Sequence[SchemaVersion], table_format: TableFormat
+) -> tuple[pa.Schema, dict[str, str]]:
+    """Return the columns that the next commit gives a table, and their new names."""
+    own = _own(schema)
+    values = pa.schema([field for field in schema if field.name not in own])
+    found = following_columns(values, versions, table_format=table_format)
+    return pa.schema([*(schema.field(name) for name in own), *found.schema]), found.names
 
 
 def _record_schema(schema: pa.Schema, own: pa.Schema) -> pa.Schema:

@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from strandline.errors import UNDECODABLE, DataLossError, InvalidRecordError, InvalidRequestError
 from strandline.spark.planning import identities
+from strandline.spark.tables.columns import follows
 
 MANIFEST_VERSION = 1
 _WORD = 1 << 64
@@ -135,6 +136,8 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     """The stream's record counts for the spans that ``unexplained`` returns."""
     replaces: list[str] = []
     """The paths of live files whose rows, as far as they are left, are in ``files``."""
+    follows: dict[str, str] | None = None
+    """If the columns may be the table's with others after them, or wider: new names of columns."""
 
     @property
     def has_several(self) -> bool | None:
@@ -445,7 +448,8 @@ def _is_replay(last: TableState, proposal: Proposal) -> bool:
 def _check_same_schema(last: TableState, proposal: Proposal) -> None:
     # Compared as schemas: two versions of pyarrow may write one schema as different bytes.
     wanted, given = (decode_schema(data) for data in (last.arrow_schema, proposal.arrow_schema))
-    if not given.equals(wanted):
+    is_following = proposal.follows is not None and follows(given, wanted, proposal.follows)
+    if not given.equals(wanted) and not is_following:
         raise InvalidRequestError(
             f"the columns ({_columns(given)}) differ from the table's ({_columns(wanted)}); write "
             "to another directory, or select the table's columns in its order and types"

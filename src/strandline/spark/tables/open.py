@@ -27,7 +27,9 @@ def open_store(options: TableOptions, schema: pa.Schema) -> TableStore:
     where = {"catalog": options.catalog, "storage": options.storage}
     if options.table_format == "iceberg":
         iceberg = _library("strandline.spark.tables.iceberg", "pyiceberg")
-        iceberg.prepare_iceberg(options.path, schema=schema, **where)
+        iceberg.prepare_iceberg(
+            options.path, schema=schema, is_followed=options.stream_schema, **where
+        )
     store = existing_store(options.path, table_format=options.table_format, **where)
     store.check_kind(schema)
     return store

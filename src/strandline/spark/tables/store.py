@@ -374,6 +374,11 @@ class TableStore(ABC):
             DataLossError: the file is gone.
         """
 
+    def names(self, loaded: Loaded) -> Mapping[str, str]:
+        """Return what columns in older data files are called by now, by their names there."""
+        del loaded
+        return {}
+
     @abstractmethod
     def committed_at_ms(self, loaded: Loaded) -> int | None:
         """Return the Unix time of the newest commit, whoever made it; None: there is none."""

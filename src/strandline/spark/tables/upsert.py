@@ -7,7 +7,7 @@ a commit is applied once, completely or not at all, as every other. Keys are com
 those of a batch and of one row group at a time. Must not know Spark, nor the table's format.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from strandline.errors import InvalidRequestError
 from strandline.spark.arrow import plain_schema
 from strandline.spark.tables.changes import delete_schema, place_columns
+from strandline.spark.tables.columns import conformed
 from strandline.spark.tables.log import DataFile, LiveFile, Proposal, decode_schema, staged_name
 from strandline.spark.tables.stage import FileSettings, stage
 from strandline.spark.tables.store import Loaded, TableStore, usable
@@ -56,6 +56,7 @@ class Upsert:
         if not proposal.primary_key or not (proposal.files or proposal.deletes):
             return proposal
         schema = decode_schema(proposal.arrow_schema)
+        names = {**self._store.names(loaded), **(proposal.follows or {})}
         last = self._last_of_each_key(proposal, schema)
         files: list[DataFile] = []
         for number, file in enumerate(proposal.files):
@@ -64,19 +65,26 @@ class Upsert:
                 files.append(file)
             elif len(kept):
                 with self._open_staged(file) as parquet:
-                    files += self._write(_rows(parquet, _mask(file.rows, kept)), schema)
+                    rows = _rows(parquet, _mask(file.rows, kept))
+                    files += self._write((conformed(each, schema) for each in rows), schema)
         touched = last.select(proposal.primary_key)
         replaces: list[str] = []
         existing = self._store.live_files(loaded, every=True) if loaded.at is not None else []
         for live in existing:
-            left = self._without(loaded, live, touched, schema=schema)
+            left = self._without(loaded, live, touched, names=names, schema=schema)
             if left is not None:
                 replaces.append(live.path)
                 files += left
         return msgspec.structs.replace(proposal, files=files, deletes=[], replaces=replaces)
 
     def _without(
-        self, loaded: Loaded, live: LiveFile, touched: pa.Table, *, schema: pa.Schema
+        self,
+        loaded: Loaded,
+        live: LiveFile,
+        touched: pa.Table,
+        *,
+        names: Mapping[str, str],
+        schema: pa.Schema,
     ) -> list[DataFile] | None:
         """Return files with the rows of a file that have none of these keys; None: that are all."""
         with usable(live.path), pq.ParquetFile(self._store.open_live(loaded, live)) as parquet:
@@ -86,14 +94,15 @@ class Upsert:
             if len(gone) == live.rows:
                 return []
             left = pc.invert(_mask(live.rows, gone))
-            return self._rewrite(parquet, left, live=live, schema=schema)
+            return self._rewrite(parquet, left, names=names, schema=schema)
 
     def _last_of_each_key(self, proposal: Proposal, schema: pa.Schema) -> pa.Table:
         """Return the last change of each key: its file's number, its row there, and its key."""
         key, found, rows = proposal.primary_key, list[pa.Table](), list[pa.Table]()
+        columns = delete_schema(schema, key)
         for number, file in enumerate([*proposal.files, *proposal.deletes]):
             with self._open_staged(file) as parquet:
-                found.append(parquet.read(columns=delete_schema(schema, key).names))
+                found.append(parquet.read(columns=columns.names).cast(columns))
             numbers = pa.repeat(pa.scalar(number), file.rows)
             rows.append(pa.table({_FILE: numbers, _ROW: _numbered(0, file.rows)}))
         every, where = pa.concat_tables(found).combine_chunks(), pa.concat_tables(rows)
@@ -109,19 +118,22 @@ class Upsert:
         return chosen
 
     def _rewrite(
-        self, parquet: pq.ParquetFile, left: pa.BooleanArray, *, live: LiveFile, schema: pa.Schema
+        self,
+        parquet: pq.ParquetFile,
+        left: pa.BooleanArray,
+        *,
+        names: Mapping[str, str],
+        schema: pa.Schema,
     ) -> list[DataFile]:
         """Write the rows of a file that are left; columns that others added keep their values."""
-        own = {field.name: field.type for field in schema}
-        theirs = plain_schema(parquet.schema_arrow)
-        columns = pa.schema([pa.field(f.name, own.get(f.name, f.type)) for f in theirs])
-        missing = own.keys() - set(columns.names)
-        if missing:
-            raise InvalidRequestError(
-                f"{live.path} has no column {min(missing)}, so that its rows cannot be changed by "
-                "a primary key; load into another table, with a new checkpoint"
-            )
-        return self._write(_rows(parquet, left), columns)
+        theirs = (
+            pa.field(names.get(field.name, field.name), field.type)
+            for field in plain_schema(parquet.schema_arrow)
+        )
+        added = [field for field in theirs if field.name not in schema.names]
+        columns = pa.schema([*schema, *added])
+        rows = (conformed(batch, columns, names) for batch in _rows(parquet, left))
+        return self._write(rows, columns)
 
     def _write(self, rows: Iterator[pa.RecordBatch], schema: pa.Schema) -> list[DataFile]:
         settings = FileSettings(

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self
 
 import pyarrow as pa
-from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import (
     AnsiIntervalType,
     ArrayType,
@@ -36,8 +36,15 @@ from strandline.spark.tables.changes import (
     check_primary_key,
     envelope_schema,
 )
+from strandline.spark.tables.columns import FollowingColumns, following_columns
 from strandline.spark.tables.stage import tracks_offsets
-from strandline.values.decode import check_decodable, record_columns, value_decoder
+from strandline.values.decode import (
+    check_decodable,
+    check_distinct_names,
+    decoded_schema,
+    record_columns,
+    value_decoder,
+)
 from strandline.values.schema import SchemaVersion
 
 _NOT_KEPT = (NullType, AnsiIntervalType, CalendarIntervalType)
@@ -147,19 +154,40 @@ class Decoding:
 
     Args:
         options: of the table.
-        schema: the table's.
+        records: the columns of the records.
+        values: of decoded values, as far as they were known before the task; None: not decoded.
         batch: transaction and number of the task's batch.
     """
 
-    def __init__(self, options: TableOptions, schema: pa.Schema, *, batch: tuple[str, int]) -> None:
+    def __init__(
+        self,
+        options: TableOptions,
+        records: pa.Schema,
+        values: pa.Schema | None,
+        *,
+        batch: tuple[str, int],
+    ) -> None:
         self._options = options
-        self._schema = schema
         self._txn_id, self._batch = f"{batch[0]}/dead-letters", batch[1]
         self._stage: StagedWrite | None = None
         self._letters = Fingerprint()
-        values, decode, versions = value_schema(options), None, _versions(options)
+        versions = _versions(options)
+        self.version = versions[-1].version if versions else 0
+        """Of the stream's schema; 0: none."""
+        self.values = values
+        """The columns of decoded values in the table."""
+        self.names: dict[str, str] | None = None
+        """If the columns follow the stream's schema: the new names of columns."""
+        self.schema = records
+        """The table's."""
+        decode = None
         is_debezium = options.envelope == "debezium"
         if values is not None:
+            if versions:
+                values, self.names, _ = columns_by_schema(options, values, versions)
+            self.values = values
+            self.schema = decoded_schema(records, values)
+            check_distinct_names(self.schema)
             if is_debezium:
                 values = envelope_schema(values, has_wrapper=options.values == "json")
             decode = value_decoder(
@@ -171,7 +199,7 @@ class Decoding:
             )
         self._decode = decode
         self._changes = ChangeDecoder(
-            schema,
+            self.schema,
             options.primary_key,
             decode=decode,
             is_debezium=is_debezium,
@@ -190,7 +218,7 @@ class Decoding:
             self._refuse(batch, decoded.bad)
         columns = [column for _, column in record_columns(batch, decoded.sources)]
         columns += decoded.rows.flatten()
-        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def changes(self, batch: pa.RecordBatch) -> Changes:
         """Decode records to changes by the primary key; errors as ``rows``."""
@@ -237,6 +265,25 @@ class Decoding:
         letters = _letters(batch, bad, stream=self._options.stream or "")
         self._letters += Fingerprint.of(letters)
         self._stage.append_batch(self._options.dead_letters, letters)
+
+
+def columns_by_schema(
+    options: TableOptions, values: pa.Schema, versions: Sequence[SchemaVersion]
+) -> FollowingColumns:
+    """Return the columns that the values of a table have by the schema of its stream.
+
+    Raises:
+        InvalidConfigError: two columns cannot be told apart.
+    """
+    found = following_columns(
+        values,
+        versions,
+        table_format=options.table_format,
+        primary_key=options.primary_key,
+    )
+    # As Spark has the types, which is how the table's columns are known at the next start.
+    as_spark = to_arrow_schema(from_arrow_schema(found.schema), timezone="UTC")
+    return found._replace(schema=as_spark)
 
 
 def _versions(options: TableOptions) -> Sequence[SchemaVersion]:

@@ -304,7 +304,7 @@ def test_a_killed_load_with_merges_takes_each_record_once(table_format, tmp_path
         stop, seen = threading.Event(), []
 
         def read():
-            while not stop.is_set():
+            while not stop.wait(0.05):
                 try:
                     store, loaded = lake.live()
                 except strandline.errors.InvalidConfigError:
@@ -326,7 +326,7 @@ def test_a_killed_load_with_merges_takes_each_record_once(table_format, tmp_path
         finally:
             stop.set()
             reader.join(60)
-        load.run()
+        load.run(batch_bytes_max=2000)
         store, loaded = lake.live()
         assert load.ids() == list(range(600))
         assert len(store.live_files(loaded)) <= FILES_MAX

@@ -250,18 +250,22 @@ class ConsumerRunner:
         if answer is not None:
             self._answers.append(answer)
         self._acked(before)
+        self._wake.set()
 
     def ack_many(self, acks: list[tuple[int, int]]) -> None:
         """Take plain acknowledgements in: the sequence of each record, and of its delivery."""
-        before = len(self.kept.state.pending)
-        self.core.ack_many(acks)
+        core, before = self.core, len(self.kept.state.pending)
+        # Otherwise the next round is soon enough: one for every few of them would cost too much.
+        is_awaited = core.is_full or not core.is_changed
+        core.ack_many(acks)
         self._acked(before)
+        if is_awaited:
+            self._wake.set()
 
     def _acked(self, before: int) -> None:
         self._used_ms = self._now_ms
         if len(self.kept.state.pending) < before:
             self._acked_ns = self._host.clock.now_ns()
-        self._wake.set()
 
     def flow_answered(self, subject: str) -> None:
         """The receiver has answered a flow control request."""

@@ -1,0 +1,151 @@
+"""The columns of a table that follow the schema of its stream, from version to version.
+
+Rules: a table keeps its columns and their order. A version adds columns at the end, fields within
+structs too; it widens types and gives new names where the format can. The versions are applied one
+after another, so that the columns do not depend on which of them a load has seen. A column that a
+format cannot change stays as it is. Pure: values and decisions, no files.
+"""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from strandline.spark.options import TableFormat
+from strandline.values.columns import arrow_schema, type_text
+from strandline.values.evolution import is_wider
+from strandline.values.schema import SchemaVersion, names_by_column
+
+_NONE: Mapping[str, str] = MappingProxyType({})
+
+
+class FollowingColumns(NamedTuple):
+    """The columns of values in a table, after the versions of a schema."""
+
+    schema: pa.Schema
+    names: dict[str, str]
+    """The new name of a column for each of its earlier ones, where the format renames."""
+    kept: list[str]
+    """In words: columns whose types the table keeps, although the schema's are wider."""
+
+
+def following_columns(
+    columns: pa.Schema,
+    versions: Sequence[SchemaVersion],
+    *,
+    table_format: TableFormat,
+    primary_key: Sequence[str] = (),
+) -> FollowingColumns:
+    """Return the columns of values that a table has after all versions.
+
+    Args:
+        columns: those it has.
+        versions: of the schema of its stream, ascending.
+        table_format: Iceberg knows columns by ids, and renames and widens them; plain Parquet
+            widens; Delta Lake, as its library writes it, does neither.
+        primary_key: columns that keep their names.
+    """
+    widens, renames = table_format != "delta", table_format == "iceberg"
+    known = names_by_column(versions)
+    fields = list(columns)
+    for version in versions:
+        for new in arrow_schema(version.columns):
+            of_column = known[new.name]
+            place = next((i for i, each in enumerate(fields) if each.name in of_column), None)
+            if place is None:
+                fields.append(new.with_name(of_column[0]))
+                continue
+            old = fields[place]
+            kind = followed_type(old.type, new.type, widens=widens)
+            name = of_column[0] if renames and old.name not in primary_key else old.name
+            fields[place] = pa.field(name, kind, old.nullable)
+    newest = {each.name: each.type for each in arrow_schema(versions[-1].columns)}
+    kept = []
+    names: dict[str, str] = {}
+    for field in fields:
+        of_column = known.get(field.name, ())
+        names |= {older: field.name for older in of_column if older != field.name}
+        wanted = newest[of_column[0]] if of_column else field.type
+        if followed_type(field.type, wanted, widens=True) != field.type:
+            kept.append(f"{field.name} {type_text(field.type).upper()}")
+    return FollowingColumns(pa.schema(fields), names if renames else {}, kept)
+
+
+def followed_type(old: pa.DataType, new: pa.DataType, *, widens: bool) -> pa.DataType:
+    """Return the type of a column after a version of a schema has another one for it.
+
+    What is neither the same, nor wider, nor has more fields, stays as it is.
+
+    Args:
+        old: of the column.
+        new: in the schema.
+        widens: whether types may become wider; fields may be added all the same.
+    """
+    if pa.types.is_struct(old) and pa.types.is_struct(new):
+        theirs = {field.name: field.type for field in new}
+        fields = [
+            field.with_type(
+                followed_type(field.type, theirs.pop(field.name, field.type), widens=widens)
+            )
+            for field in old
+        ]
+        return pa.struct([*fields, *theirs.items()])
+    if pa.types.is_list(old) and pa.types.is_list(new):
+        item = followed_type(old.value_type, new.value_type, widens=widens)
+        return pa.list_(old.value_field.with_type(item))
+    if pa.types.is_map(old) and pa.types.is_map(new):
+        return pa.map_(old.key_type, followed_type(old.item_type, new.item_type, widens=widens))
+    if not widens or pa.types.is_nested(old) or pa.types.is_nested(new):
+        return old
+    return new if is_wider(type_text(old), type_text(new)) else old
+
+
+def is_part(part: pa.DataType, whole: pa.DataType, *, widens: bool) -> bool:
+    """Return whether a column of one type may become one of another."""
+    return bool(followed_type(part, whole, widens=widens) == whole)
+
+
+def follows(columns: pa.Schema, earlier: pa.Schema, names: Mapping[str, str]) -> bool:
+    """Return whether columns are earlier ones, widened or renamed, with others after them.
+
+    Args:
+        columns: of a table.
+        earlier: those that it had.
+        names: the new names of columns, by their earlier ones.
+    """
+    return len(columns) >= len(earlier) and all(
+        names.get(old.name, old.name) == new.name and is_part(old.type, new.type, widens=True)
+        for old, new in zip(earlier, columns, strict=False)
+    )
+
+
+def conformed(
+    batch: pa.RecordBatch, schema: pa.Schema, names: Mapping[str, str] = _NONE
+) -> pa.RecordBatch:
+    """Return rows with the columns of a schema; arguments as ``with_columns``."""
+    return with_columns(batch, schema, names).cast(schema)
+
+
+def with_columns(
+    batch: pa.RecordBatch, schema: pa.Schema, names: Mapping[str, str] = _NONE
+) -> pa.RecordBatch:
+    """Return rows with the columns of a schema in their own types, with nulls for those they lack.
+
+    Args:
+        batch: the rows.
+        schema: the columns.
+        names: what columns of the rows are called by now.
+    """
+    found = {
+        names.get(field.name, field.name): column
+        for field, column in zip(batch.schema, batch.columns, strict=True)
+    }
+    columns = [found.get(field.name) for field in schema]
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.nulls(batch.num_rows, field.type) if column is None else column
+            for field, column in zip(schema, columns, strict=True)
+        ],
+        names=schema.names,
+    )
