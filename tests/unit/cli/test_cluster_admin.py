@@ -1,11 +1,12 @@
 """Cluster commands of the CLI: checks before any request is sent."""
 
+import contextlib
 from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
-from strandline.api.cluster import CopiesInfo
+from strandline.api.cluster import ClusterStatus, CopiesInfo
 from strandline.cli import cluster_admin
 from strandline.cli.app import app
 from strandline.cli.cluster import of_stream
@@ -90,6 +91,32 @@ def test_the_status_of_a_stream_that_is_not_there_is_an_error():
     assert of_stream([], None) == []
     with pytest.raises(UnknownStreamError, match="no stream 't'; there are: s"):
         of_stream([part], "t")
+    assert of_stream([part], "t", is_current=False) == [], "a broker that lacks it may be behind"
+
+
+@pytest.mark.parametrize(
+    ("controller", "age_ms", "told"),
+    [
+        (None, 4000, "broker 1 has had no controller for 4 s"),
+        (2, 1, "broker 1 has not received the metadata since its start"),
+    ],
+)
+def test_an_old_status_does_not_say_that_there_is_no_stream(monkeypatch, controller, age_ms, told):
+    """It is shown, and ends with an error for which others are asked."""
+    status = ClusterStatus(
+        cluster="c", broker=1, controller=controller, brokers=(), partitions=(), age_ms=age_ms
+    )
+
+    @contextlib.contextmanager
+    def connected(*_, **__):
+        yield SimpleNamespace(action=lambda *_: [status])
+
+    monkeypatch.setattr(cluster_admin, "connected", connected)
+    done = run("status", "--stream", "orders")
+    assert done.exit_code == 1
+    assert told in done.stderr
+    assert "(unavailable)" in done.stderr
+    assert "no stream" not in done.stderr
 
 
 def part(number, *, stranded=False, adding=()):
