@@ -237,13 +237,13 @@ class GroupsState:
             if group is None:
                 continue
             metadata = group.undecided_metadata.pop(transaction, group.metadata)
-            if is_commit:
-                group.metadata = metadata
             waited = [at for at, each in group.undecided.items() if each.transaction == transaction]
-            for at in waited:
-                offset = group.undecided.pop(at).offset
-                if is_commit:
-                    group.positions.setdefault(at.stream, {})[at.partition] = offset
+            offsets = {at: group.undecided.pop(at).offset for at in waited}
+            if not is_commit:
+                continue
+            group.metadata = metadata
+            for at, offset in offsets.items():
+                group.positions.setdefault(at.stream, {})[at.partition] = offset
 
     def entries(self, per_entry: int) -> Iterator[GroupEntry]:
         """Return the whole state as new entries of a limited number of items.
