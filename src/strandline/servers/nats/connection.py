@@ -28,12 +28,7 @@ from strandline.errors import (
 from strandline.record.envelope import MAGIC
 from strandline.record.subjects import has_wildcard
 from strandline.servers.metering import WAIT_S_MAX, Allowance, Metering
-from strandline.servers.nats.backpressure import (
-    QUOTA,
-    ROUND_S,
-    SLICE_S,
-    MessageReader,
-)
+from strandline.servers.nats.backpressure import QUOTA, ROUND_S, SLICE_S, MessageReader
 from strandline.servers.nats.guard import EARLY_PAYLOAD_MAX, Claims, ClientOptions, PublishGuard
 from strandline.servers.nats.headers import NO_RESPONDERS
 from strandline.servers.nats.inboxes import (
@@ -293,10 +288,7 @@ class PublisherConnection(MessageReader):
             self._shared.api.take_acks(acks, self)
 
     def _take_many(self, events: Sequence[Event]) -> bool:
-        """Handle what one read brought at once, or return False.
-
-        That is possible with nothing but plain messages, or nothing but acknowledgements.
-        """
+        """Handle a read of nothing but plain messages or acknowledgements; else return False."""
         if not are_messages(events):
             return False
         guard, shared = self._guard, self._shared

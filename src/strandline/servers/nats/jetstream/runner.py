@@ -52,12 +52,7 @@ from strandline.servers.nats.jetstream.pacing import Pacer
 from strandline.servers.nats.jetstream.partition_reader import PartitionReader
 from strandline.servers.nats.jetstream.state import RecordCounter
 from strandline.servers.nats.jetstream.subjects import AckSubject, format_flow
-from strandline.servers.nats.jetstream.times import (
-    NS_PER_MS,
-    format_time,
-    ms_of,
-    parse_time,
-)
+from strandline.servers.nats.jetstream.times import NS_PER_MS, format_time, ms_of, parse_time
 from strandline.servers.nats.jetstream.waiting_inboxes import WaitingInboxes
 from strandline.servers.nats.receivers import LocalInbox, Receivers
 from strandline.servers.tasks import end_task, start_task
