@@ -70,6 +70,7 @@ def parse_args() -> argparse.Namespace:
     add = parser.add_argument
     add("--messages", type=int, default=500_000, help="messages to read (500000)")
     add("--published", type=int, default=100_000, help="messages of each publishing case (100000)")
+    add("--no-publishing", action="store_true", help="leave out the cases that publish")
     add("--runs", type=int, default=3, help="runs of each case (3)")
     add("--idle-s", type=float, default=10.0, help="seconds of the idle measurement (10)")
     runner.add_place_options(parser)
@@ -186,7 +187,7 @@ def measure(args: argparse.Namespace, clients: dict[str, Client]) -> Runs:
 
     readers = {system: client for system, client in clients.items() if system != SYNCED_PEER}
     for run in range(args.runs):
-        for case, words in publishing_cases():
+        for case, words in [] if args.no_publishing else publishing_cases():
             for system, client in clients.items():
                 client.make_stream()
                 note(case, system, client.measured(args.published, *words))
