@@ -21,14 +21,16 @@ from strandline.storage.descriptors import STORAGE_DESCRIPTORS
 
 @pytest.fixture(autouse=True)
 def as_before():
-    """Process settings that a running broker changes are restored."""
+    """Process settings that a running broker changes are restored.
+
+    What it froze stays so: with it the collector would get back all the tests that were collected.
+    """
     root, interval = logging.getLogger(), sys.getswitchinterval()
     handlers, level = root.handlers.copy(), root.level
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     thresholds = gc.get_threshold()
     yield
-    gc.unfreeze()
     gc.set_threshold(*thresholds)
     root.handlers[:] = handlers
     root.setLevel(level)
