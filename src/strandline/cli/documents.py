@@ -145,6 +145,26 @@ class DeletedRecordsDocument(TypedDict):
     log_start_offset: int
 
 
+class GroupProgress(TypedDict):
+    """A group's progress in a partition that has a committed offset or a member."""
+
+    stream: str
+    partition: int
+    offset: int | None
+    """The committed one; null: there is none."""
+    lag: int | None
+    """How many offsets its next member reads; null if that is unknown."""
+    member: str
+    is_beyond: bool
+    """Whether the offset is beyond the end of the log: the stream was created again, or cut."""
+
+
+class GroupDocument(GroupInfo, frozen=True, kw_only=True):
+    """A group with its progress."""
+
+    progress: tuple[GroupProgress, ...]
+
+
 class ResetDocument(TypedDict):
     """The committed offsets of a group after a reset, by partition."""
 
@@ -393,7 +413,7 @@ DOCUMENTS: Final[dict[str, tuple[Any, ...]]] = {
     "stream schema show": (SchemaInfo,),
     "stream schema delete": (DeletedDocument,),
     "group list": (GroupSummary,),
-    "group info": (GroupInfo,),
+    "group info": (GroupDocument,),
     "group reset": (ResetDocument,),
     "group delete": (DeletedDocument,),
     "encryption new-key": (MasterKeyDocument,),

@@ -3,6 +3,7 @@
 from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
+import msgspec
 import typer
 
 from strandline.cli.completion import group_names, stream_names
@@ -67,7 +68,8 @@ def info(
         found = client.groups.info(group)
         rows = _rows(client, found)
     if output is OutputFormat.json:
-        print_json(found)
+        progress = [row._asdict() for row in rows]
+        print_json({**msgspec.structs.asdict(found), "progress": progress})
         return
     print_line(f"group {group}, epoch {found.epoch}, {len(found.members)} members\n")
     for member in found.members:
@@ -106,7 +108,7 @@ class _ProgressRow(NamedTuple):
         """What the table shows."""
         offset = "-" if self.offset is None else f"{self.offset}{'*' * self.is_beyond}"
         lag = "-" if self.lag is None else self.lag
-        return self.stream, self.partition, offset, lag, self.member
+        return self.stream, self.partition, offset, lag, self.member or "-"
 
 
 def _rows(client: "Client", found: "GroupInfo") -> list[_ProgressRow]:
@@ -130,7 +132,7 @@ def _rows(client: "Client", found: "GroupInfo") -> list[_ProgressRow]:
     for stream, number in sorted(committed | members.keys()):
         offset = found.positions.get(stream, {}).get(number)
         firsts, ends = extents.get(stream, ({}, {}))
-        lag, is_beyond, member = None, False, members.get((stream, number), "-")
+        lag, is_beyond, member = None, False, members.get((stream, number), "")
         if offset is not None and number in firsts and number in ends:
             lag = ends[number] - next_offset(offset, firsts[number], ends[number])
             is_beyond = offset > ends[number]

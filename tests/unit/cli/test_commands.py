@@ -441,6 +441,13 @@ def test_the_lag_of_a_group_is_what_its_next_member_reads(url, run, stream):
         for number in range(4):
             client.append(stream, b"y", partition=number % 2)
         assert rows() == [["0", "1", "1"], ["1", "5*", "2"]]
+        document = json.loads(run("group", "info", group, "--output", "json").stdout)
+        assert document["positions"] == {stream: {"0": 1, "1": 5}}
+        assert document["progress"] == [
+            {"stream": stream, "partition": number, "offset": offset, "lag": lag, "member": ""}
+            | {"is_beyond": number == 1}
+            for number, offset, lag in ((0, 1, 1), (1, 5, 2))
+        ]
         with client.consumer(group, [stream]) as consumer:
             found = consumer.poll(30)
             while sum(each.records.num_rows for each in found) < 3:
