@@ -71,6 +71,8 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Do so even while Liftbridge's clients subscribe to it."""
     optimistic_concurrency: bool = False
     """Reject what Liftbridge's clients publish unless the offset they expect is the next."""
+    schema_validation: bool = False
+    """Reject a record whose value does not fit the stream's schema, see docs/schemas.md."""
     description: str = ""
     """Text for people, at most 4,096 bytes."""
 

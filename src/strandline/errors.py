@@ -5,6 +5,7 @@ StrandlineError
 │   ├── InvalidConfigError      a configuration key or value is wrong
 │   ├── InvalidSubjectError     not a NATS subject, or not one a stream may bind
 │   ├── InvalidRecordError      bytes in the wrong format
+│   │   └── SchemaMismatchError a value that does not fit its stream's schema
 │   ├── RecordTooLargeError     a record or batch over its limit
 │   ├── OffsetOutOfRangeError   below the log start or beyond the end
 │   ├── WrongLastSequenceError  the expected last sequence did not match
@@ -98,6 +99,12 @@ class InvalidRecordError(InvalidRequestError):
     """Bytes that do not have the format they claim."""
 
     code = "invalid_record"
+
+
+class SchemaMismatchError(InvalidRecordError):
+    """A value does not fit the schema of its stream, which has ``schema_validation``."""
+
+    code = "schema_mismatch"
 
 
 class RecordTooLargeError(InvalidRequestError):

@@ -322,7 +322,7 @@ class Broker(BrokerBase):
             self._publish_image()
 
     def _block_partitions(self, names: Iterable[str] | None = None) -> None:
-        """Block or allow writes of partitions, according to the metadata.
+        """Block or allow writes of partitions, and check values, according to the metadata.
 
         Args:
             names: of the streams that have changed; None: any may have.
@@ -330,7 +330,10 @@ class Broker(BrokerBase):
         streams = self._image.streams
         for stream in streams.values() if names is None else map(streams.__getitem__, names):
             known = self._streams.get(stream.config.name)
-            partitions = known.partitions if known is not None else []
+            if known is None:
+                continue
+            known.validate(stream.schema)
+            partitions = known.partitions
             for number, state in stream.states.items():
                 for partition in partitions[number : number + 1]:
                     partition.block_writes(state_error(partition.name, state))

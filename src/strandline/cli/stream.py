@@ -95,6 +95,10 @@ def create(
     encryption: Annotated[
         bool, typer.Option("--encryption", help="Encrypt stored batches; needs a master key.")
     ] = False,
+    schema_validation: Annotated[
+        bool,
+        typer.Option("--schema-validation", help="Reject values that do not fit its schema."),
+    ] = False,
     retention_age: Annotated[
         int,
         typer.Option(
@@ -171,6 +175,7 @@ def create(
             pub_ack=pub_ack,
             compression=compression,
             encryption=encryption,
+            schema_validation=schema_validation,
             retention_age_ms=retention_age,
             retention_bytes=retention_bytes,
             retention_records=retention_records,

@@ -23,7 +23,13 @@ import pyarrow.json
 from strandline.errors import InvalidConfigError
 from strandline.values.columns import arrow_schema, type_text
 from strandline.values.json_columns import columns_of
-from strandline.values.json_text import check_one_value_each, converted, text_type
+from strandline.values.json_text import (
+    check_decimals,
+    check_digits,
+    check_one_value_each,
+    converted,
+    text_type,
+)
 from strandline.values.schema import SchemaVersion, ValueFormat, names_by_column
 
 logger = logging.getLogger(__name__)
@@ -329,7 +335,7 @@ def _json_reason(value: pa.Array, schema: pa.Schema, error: Exception) -> str:
         return "the value is not UTF-8"
     if whole := _json_error(value, []):  # whichever columns are wanted
         if "Column(/v) changed" in f"{whole}":
-            return f"the value is {_excerpt(text.decode())}, not a JSON object"
+            return f"the value is {excerpt(text.decode())}, not a JSON object"
         return reason_of(whole).removeprefix("JSON parse error: ").removesuffix(" in row 0")
     [field] = fields
     error = _json_error(value, fields) or error
@@ -337,7 +343,7 @@ def _json_reason(value: pa.Array, schema: pa.Schema, error: Exception) -> str:
         return f"{twice[1].replace('/', '.')!r} is there twice in one object"
     if type(error) is ValueError:  # in our words
         return f"column {field.name!r}: {error}"
-    part = _excerpt(_parts_of(text).get(field.name, ""))
+    part = excerpt(_parts_of(text).get(field.name, ""))
     return f"column {field.name!r} is {type_text(field.type)}, which cannot hold {part}"
 
 
@@ -366,7 +372,8 @@ def _parts_of(text: bytes) -> dict[str, str]:
     return {name: bytes(part).decode() for name, part in parts.items()}
 
 
-def _excerpt(text: str) -> str:
+def excerpt(text: str) -> str:
+    """Return the beginning of a text, for an error."""
     return text if len(text) <= _EXCERPT_CHARACTERS else f"{text[:_EXCERPT_CHARACTERS]}…"
 
 
@@ -389,9 +396,10 @@ def _parse_json(values: pa.Array, schema: pa.Schema) -> pa.StructArray:
     flat = pc.replace_substring(values.cast(pa.string()).fill_null("null"), "\n", " ")
     texts = flat.to_pylist()
     check_one_value_each("\n".join(texts).encode(), texts)
+    kind = pa.struct([field.with_nullable(True) for field in schema])
+    check_decimals(texts, kind)
     wrapped = pc.binary_join_element_wise('{"i":', numbers, ',"v":', flat, "}\n", "")
     text = "".join(wrapped.to_pylist()).encode()
-    kind = pa.struct([field.with_nullable(True) for field in schema])
     read = text_type(kind)
     table = pa.json.read_json(
         io.BytesIO(text),
@@ -403,7 +411,9 @@ def _parse_json(values: pa.Array, schema: pa.Schema) -> pa.StructArray:
     )
     if table.column("i").to_pylist() != list(range(len(values))):
         raise ValueError("not one JSON value")
-    return converted(table.column("v").combine_chunks(), kind)
+    found = converted(table.column("v").combine_chunks(), kind)
+    check_digits(found)
+    return found
 
 
 def _avro_parser(

@@ -9,6 +9,10 @@ without. ``docs/pipelines.md`` has the table. Must not know records or streams.
 import base64
 import binascii
 import json
+import re
+from collections.abc import Iterable
+from decimal import Decimal
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -21,6 +25,16 @@ DATE_TEXT = rf"^{_DATE}([T ]{_TIME}{_ZONE}?)?$"
 LOCAL_TEXT = rf"^{_DATE}([T ]{_TIME})?$"
 ZONED_TEXT = rf"^{_DATE}[T ]{_TIME}{_ZONE}$"
 _VALUES = msgspec.json.Decoder(msgspec.Raw)
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,9})?")
+_ODD_NUMBER = r"[0-9.][eE][+-]?[0-9]|\.[0-9]{30}"
+_DIGITS = 38
+"""Arrow's decimals have 128 bits, and overflow without a word where they get zeros at the end."""
+
+
+class NumberText(str):
+    """A number with a fraction or an exponent as JSON has it."""
+
+    __slots__ = ()
 
 
 def check_one_value_each(lines: bytes, values: list[str]) -> None:
@@ -45,6 +59,80 @@ def check_one_value_each(lines: bytes, values: list[str]) -> None:
         raise ValueError("JSON that is nested too deeply") from error
     except ValueError as error:
         raise ValueError(f"not one JSON value: {error}") from error
+
+
+def decimals_of(kind: pa.DataType) -> list[pa.Decimal128Type]:
+    """Return the decimals among a type and those within."""
+    if pa.types.is_decimal(kind):
+        return [kind]
+    return [each for i in range(kind.num_fields) for each in decimals_of(kind.field(i).type)]
+
+
+def decimal_fits(text: str, kind: pa.Decimal128Type) -> bool:
+    """Return whether a decimal holds a number, without rounding it."""
+    if not _NUMBER.fullmatch(text):
+        return False
+    _, digits, exponent = Decimal(text).as_tuple()
+    assert isinstance(exponent, int), text
+    # Arrow counts zeros at the end, too, and its tables end at so many places.
+    if max(len(digits), -exponent) > kind.precision:
+        return False
+    whole, places = len(digits) + exponent, -exponent
+    while digits and not digits[-1]:
+        digits, places = digits[:-1], places - 1
+    return not digits or (whole <= kind.precision - kind.scale and places <= int(kind.scale))
+
+
+def check_decimals(values: Iterable[str], kind: pa.DataType) -> None:
+    """Check the numbers that Arrow must not see: it reads beyond its tables, or overflows.
+
+    Args:
+        values: JSON values.
+        kind: the struct of their columns.
+
+    Raises:
+        ValueError: naming a number that its decimal does not hold.
+    """
+    pattern, decimals = _ODD_NUMBER, decimals_of(kind)
+    whole = [
+        each.precision - each.scale for each in decimals if each.precision + each.scale > _DIGITS
+    ]
+    if whole:
+        pattern += f"|[0-9]{{{min(whole) + 1}}}"
+    is_odd = re.compile(pattern).search
+    for value in values if decimals else ():
+        if is_odd(value):
+            number = json.loads(value, parse_float=NumberText, parse_int=NumberText)
+            _check_decimals(number, kind)
+
+
+def _check_decimals(part: Any, kind: pa.DataType) -> None:
+    if pa.types.is_struct(kind) and isinstance(part, dict):
+        for field in kind:
+            _check_decimals(part.get(field.name), field.type)
+    elif pa.types.is_list(kind) and isinstance(part, list):
+        for each in part:
+            _check_decimals(each, kind.value_type)
+    elif pa.types.is_decimal(kind) and isinstance(part, str) and not decimal_fits(part, kind):
+        raise ValueError(f"{part[:40]} is not a number of decimal({kind.precision},{kind.scale})")
+
+
+def check_digits(array: pa.Array) -> None:
+    """Check that decimals have no more digits than their type; Arrow does not count added zeros.
+
+    Raises:
+        ValueError: naming one that has.
+    """
+    kind = array.type
+    if pa.types.is_struct(kind):
+        for part in array.flatten():
+            check_digits(part)
+    elif pa.types.is_list(kind):
+        check_digits(array.flatten())
+    elif pa.types.is_decimal(kind) and array.null_count < len(array):
+        for found in pc.min_max(array).as_py().values():
+            if abs(found) >= 10 ** (kind.precision - kind.scale):
+                raise ValueError(f"{found} is not a number of {kind}")
 
 
 def text_type(kind: pa.DataType) -> pa.DataType:

@@ -492,12 +492,12 @@ def test_a_bad_value_without_dead_letters_ends_the_load():
     batch = pa.RecordBatch.from_pydict(
         {"partition": [0, 0], "offset": [1, 2], "value": [b'{"id":1}', b"oops"]}, schema=record
     )
-    schema = decoded_schema(record, pa.schema([("id", pa.int64())]))
-    decoding = Decoding(options, schema, batch=("query", 0))
+    values = pa.schema([("id", pa.int64())])
+    decoding = Decoding(options, record, values, batch=("query", 0))
     assert decoding.rows(batch.slice(0, 1)).to_pylist() == [
         {"_partition": 0, "_offset": 1, "id": 1}
     ]
     with pytest.raises(InvalidRecordError, match=r"partition 0, offset 2 is not json.*deadLetters"):
         decoding.rows(batch)
     with pytest.raises(InvalidRecordError, match="the value of a record is not json"):
-        Decoding(options, schema, batch=("query", 0)).rows(batch.select(["value"]))
+        Decoding(options, record, values, batch=("query", 0)).rows(batch.select(["value"]))

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 from strandline.broker.write_path.admission import RECORD_OVERHEAD_BYTES, Admission
 from strandline.broker.write_path.duplicates import Duplicates, HeldAppend
 from strandline.broker.write_path.pending import AckSink, Chunk, PendingRecords, extra_bytes
+from strandline.broker.write_path.schema_check import SchemaCheck
 from strandline.broker.write_path.subject_sequences import SubjectSequences
 from strandline.config import StreamConfig
 from strandline.errors import (
@@ -43,6 +44,7 @@ class Appendable(Protocol):
     duplicates: Duplicates
     sequences: SubjectSequences
     next_offset: Offset
+    schema_check: SchemaCheck | None
 
     @property
     def write_error(self) -> StrandlineError | None:
@@ -82,6 +84,8 @@ def append_atomic(
         except StrandlineError as error:
             rejection = error
     rejection = rejection or admission.record_error(largest) or admission.size_error(chunk.size)
+    if rejection is None and partition.schema_check is not None:
+        rejection = partition.schema_check.values([record.value for record in records])
     if rejection is None and is_held:
         again = partial(
             append_atomic, partition, records, admission, ack_sink=ack_sink, token=token

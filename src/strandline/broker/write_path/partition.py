@@ -48,6 +48,7 @@ from strandline.broker.write_path.pending import (
     waiters_at,
 )
 from strandline.broker.write_path.repeat_answers import RepeatAnswers
+from strandline.broker.write_path.schema_check import SchemaCheck, SchemaVerdict
 from strandline.broker.write_path.subject_sequences import SubjectSequences
 from strandline.config import Acks, StreamConfig
 from strandline.core.transactions.effects import MarkerKind
@@ -123,6 +124,8 @@ class Partition:
         """The first of the three errors that is set, for the hot path."""
         self.needs_sync = config.acks_in_force != "memory"
         """Whether a group commit with its records has to sync."""
+        self.schema_check: SchemaCheck | None = None
+        """What values have to fit; None: nothing."""
         self.replica_hooks: ReplicaHooks | None = None
         self._led_from: Offset | None = Offset(0)
         """Where the log ended when this broker began to lead; None: it does not lead."""
@@ -250,8 +253,11 @@ class Partition:
             self.log.sealer is not None
             or admission.pending_bytes > admission.limits.pending_bytes
             or size > admission.record_size_max
+            or self.schema_check is not None
         ):
             rejection = self.key_error or admission.record_error(size)
+            if rejection is None and self.schema_check is not None:
+                rejection = self.schema_check.value(value)
         held = self.duplicates.held
         is_held = bool(held.waiting)
         is_plain = message_id is None and expected_last is None and expected_subject_last is None
@@ -350,6 +356,7 @@ class Partition:
             or self.write_error is not None
             or max(map(len, values)) > limits.record_bytes
             or admission.pending_bytes + size > limits.pending_bytes
+            or (self.schema_check is not None and self.schema_check.values(values) is not None)
         ):
             # They are held, or some of them are rejected.
             each = subjects if len(subjects) == count else itertools.repeat(subjects[0])
@@ -377,6 +384,7 @@ class Partition:
         acks: Acks | None = None,
         producer: ProducerStamp | None = None,
         is_transactional: bool = False,
+        verdict: SchemaVerdict | None = None,
     ) -> None:
         """Accept the rows of an Arrow batch, in order; their one ack has the offset of the first.
 
@@ -387,6 +395,7 @@ class Partition:
             acks: a lower level than the stream's, for an earlier acknowledgement.
             producer: who numbered the rows; they become one batch, and are stored once.
             is_transactional: they count if the producer's transaction is committed.
+            verdict: whether the values fit the stream's schema, if they were checked before.
         """
         rejection = (
             self.write_error
@@ -396,6 +405,7 @@ class Partition:
         if rejection is None and self.duplicates.held.waiting:
             again = partial(self.append_arrow, batch, ack_sink=ack_sink, token=token, acks=acks)
             again = partial(again, producer=producer, is_transactional=is_transactional)
+            again = partial(again, verdict=verdict)
             held = HeldAppend(again, ack_sink, token, int(batch.nbytes), batch.num_rows)
             rejection = self.duplicates.held.add(held)
             if rejection is None:
@@ -415,6 +425,10 @@ class Partition:
                     return
             except StrandlineError as error:
                 rejection = error
+        if rejection is None and self.schema_check is not None:
+            if verdict is None or verdict.check is not self.schema_check:
+                verdict = self.schema_check.batch(batch)
+            rejection = verdict.error
         if rejection is not None:
             rows, stream = batch.num_rows, self.name.stream
             self._admission.reject(rejection, ack_sink, token, stream=stream, records=rows)

@@ -30,6 +30,7 @@ from strandline.broker.broker import Broker
 from strandline.broker.internal import check_public
 from strandline.broker.stream import Stream
 from strandline.broker.write_path.partition import Partition
+from strandline.broker.write_path.schema_check import SchemaVerdict
 from strandline.config import Acks, StreamConfig
 from strandline.errors import (
     InvalidRecordError,
@@ -262,7 +263,9 @@ class PutSession:
     def _submit(self, waiting: BatchInFlight, number: int, piece: UploadedPiece) -> None:
         """Pass one piece to the loop."""
         if piece.rows is None:
-            self._broker.call_soon(self._append_batch, waiting, number, piece)
+            check = piece.partition.schema_check
+            verdict = None if check is None else check.batch(piece.batch)
+            self._broker.call_soon(self._append_batch, waiting, number, piece, verdict)
             return
         for start in range(0, len(piece.rows), ROWS_PER_HOP):
             rows = piece.rows[start : start + ROWS_PER_HOP]
@@ -295,7 +298,13 @@ class PutSession:
         if after is not None:
             waiting.rejection = self._refused.get(after)
 
-    def _append_batch(self, waiting: BatchInFlight, number: int, piece: UploadedPiece) -> None:
+    def _append_batch(
+        self,
+        waiting: BatchInFlight,
+        number: int,
+        piece: UploadedPiece,
+        verdict: SchemaVerdict | None,
+    ) -> None:
         token = (waiting, number)
         append = partial(
             piece.partition.append_arrow,
@@ -305,6 +314,7 @@ class PutSession:
             acks=self._request.acks,
             producer=piece.producer,
             is_transactional=self._request.transactional,
+            verdict=verdict,
         )
         self._answered(append, token)
 

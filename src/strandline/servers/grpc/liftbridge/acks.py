@@ -10,6 +10,7 @@ from strandline.errors import (
     EncryptionKeyError,
     ReadonlyError,
     RecordTooLargeError,
+    SchemaMismatchError,
     StrandlineError,
     UnknownStreamError,
     WrongLastSequenceError,
@@ -55,6 +56,8 @@ def refused(error: StrandlineError, partition: int) -> PublishRejectedError:
     if isinstance(error, RecordTooLargeError):
         text = f"message exceeds max replication size: {error.message}"
         return PublishRejectedError(pb.PublishAsyncError.BAD_REQUEST, text)
+    if isinstance(error, SchemaMismatchError):
+        return PublishRejectedError(pb.PublishAsyncError.BAD_REQUEST, error.message)
     if isinstance(error, ReadonlyError):
         return PublishRejectedError(
             pb.PublishAsyncError.READONLY, f"readonly partition: {partition}"

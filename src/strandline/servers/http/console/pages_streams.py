@@ -181,7 +181,7 @@ def config_values(form: Fields) -> dict[str, Any]:
     for field in ("retention_bytes", "segment_bytes"):
         if field in form:
             found[field] = formatting.parse_size(form[field], field.replace("_", " "))
-    for field in ("compact", "encryption"):
+    for field in ("compact", "encryption", "schema_validation"):
         if field in form:
             found[field] = True
     return found

@@ -1,0 +1,68 @@
+"""The check of values against their stream's schema, before records are accepted.
+
+Rules: any thread may check. A partition checks records where it accepts them, on the loop. A caller
+with many records checks them on its own thread before, and hands in the verdict, which counts as
+long as the stream has these versions. Not checked are records that a replica copies, markers of
+transactions, and records without a value.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from strandline.errors import SchemaMismatchError
+from strandline.values.fits import misfit_finder
+from strandline.values.schema import SchemaVersion
+
+
+class SchemaVerdict(NamedTuple):
+    """Whether the values of a batch fit."""
+
+    check: "SchemaCheck"
+    """What was asked."""
+    error: SchemaMismatchError | None
+
+
+class SchemaCheck:
+    """The check of the values of one stream.
+
+    Args:
+        stream: its name.
+        versions: of its schema, ascending, at least one.
+    """
+
+    def __init__(self, stream: str, versions: Sequence[SchemaVersion]) -> None:
+        self._stream = stream
+        self.versions = versions
+
+    def value(self, value: bytes | None) -> SchemaMismatchError | None:
+        """Return why a value does not fit; None: it does."""
+        reason = self._find(value)
+        return None if reason is None else self._error(reason)
+
+    def values(self, values: Sequence[bytes | None]) -> SchemaMismatchError | None:
+        """Return why the first one of several values that does not fit does not; None: all do."""
+        find = self._find
+        for number, value in enumerate(values):
+            if (reason := find(value)) is not None:
+                where = f"row {number}, counted from 0: " if len(values) > 1 else ""
+                return self._error(f"{where}{reason}")
+        return None
+
+    def batch(self, batch: pa.RecordBatch) -> SchemaVerdict:
+        """Check the column ``value`` of a batch."""
+        return SchemaVerdict(self, self.values(batch.column("value").to_pylist()))
+
+    @cached_property
+    def _find(self) -> Callable[[bytes | None], str | None]:
+        # Compiled at the first record: it may import what only this format needs.
+        return misfit_finder(self.versions)
+
+    def _error(self, reason: str) -> SchemaMismatchError:
+        return SchemaMismatchError(
+            f"does not fit version {self.versions[-1].version} of the schema of stream "
+            f"{self._stream!r}: {reason}; publish what fits ('strandline stream schema show "
+            f"{self._stream}'), or set a version that has it"
+        )

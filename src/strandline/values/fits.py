@@ -1,0 +1,240 @@
+"""Whether values fit a stream's schema, one by one: what refuses publishers.
+
+Rules: what fits here can be read by ``decode``. A value is judged in Python, in a few microseconds,
+because publishers wait for it; ``decode`` takes a hundred times as long for a single one. A value
+that does not fit costs no more than one that does. A record without a value (a tombstone) fits.
+"""
+
+import base64
+import binascii
+import contextlib
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from datetime import date
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from strandline.values.columns import arrow_schema, type_text
+from strandline.values.decode import excerpt
+from strandline.values.json_text import (
+    DATE_TEXT,
+    LOCAL_TEXT,
+    ZONED_TEXT,
+    NumberText,
+    decimal_fits,
+    decimals_of,
+)
+from strandline.values.schema import SchemaVersion, names_by_column
+
+Reason = str | None
+"""Why a value does not fit; None: it does."""
+Test = Callable[[Any], bool]
+"""Returns whether a decoded part fits a column."""
+
+_INTEGERS = {pa.int8(): 7, pa.int16(): 15, pa.int32(): 31, pa.int64(): 63}
+_DATE, _LOCAL, _ZONED = map(re.compile, (DATE_TEXT, LOCAL_TEXT, ZONED_TEXT))
+_ZONE = re.compile(r"[+-](\d{2})(?::?(\d{2}))?$")
+_SURROGATE_PAIR = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_HOURS_MAX, _MINUTES_MAX = 23, 59
+_FAST_NAMES_MAX = 32
+
+
+class _Constant(float):
+    """NaN or an infinity, as JSON has it not."""
+
+    __slots__ = ()
+
+
+def misfit_finder(versions: Sequence[SchemaVersion]) -> Callable[[bytes | None], Reason]:
+    """Return a function that says why a value does not fit the versions of a schema.
+
+    Args:
+        versions: ascending, at least one.
+    """
+    if versions[-1].format == "avro":
+        return _avro_finder(versions)
+    return _JsonFinder(versions)
+
+
+def _avro_finder(versions: Sequence[SchemaVersion]) -> Callable[[bytes | None], Reason]:
+    from strandline.values.avro import versions_reader
+
+    read = versions_reader(versions)
+
+    def find(value: bytes | None) -> Reason:
+        try:
+            if value is not None:
+                read(value)
+        except ValueError as error:
+            return str(error)
+        return None
+
+    return find
+
+
+class _JsonFinder:
+    """Judges JSON values by the columns of the newest version, which have any of their names."""
+
+    def __init__(self, versions: Sequence[SchemaVersion]) -> None:
+        newest, known = versions[-1].columns, names_by_column(versions)
+        schema = arrow_schema(newest)
+        self._columns = [
+            (name, field.type, _test_of(field.type))
+            for field in schema
+            for name in known[field.name]
+        ]
+        self._required = [known[column.name] for column in newest if not column.nullable]
+        names = {*_names(schema), *known}
+        self._names = names
+        self._quoted = [b'"%b"' % name.encode() for name in names]
+        has_decimals = any(decimals_of(kind) for kind in schema.types)
+        # The search for repeated names takes longer than Python's parser where there are many.
+        is_slow = has_decimals or len(names) > _FAST_NAMES_MAX
+        self._decode_fast = None if is_slow else msgspec.json.Decoder().decode
+        self._decode = json.JSONDecoder(
+            object_pairs_hook=self._object,
+            parse_float=NumberText if has_decimals else None,
+            parse_constant=_Constant,
+        ).decode
+
+    def __call__(self, value: bytes | None) -> Reason:
+        if value is None:
+            return None
+        try:
+            return self._reason(self._parsed(value))
+        except UnicodeDecodeError:
+            return "the value is not UTF-8"
+        except UnicodeEncodeError:
+            return "a text has half a character, written as one \\u escape of two"
+        except RecursionError:
+            return "JSON that is nested too deeply"
+        except ValueError as error:
+            return f"not one JSON value: {error}"
+
+    def _parsed(self, value: bytes) -> Any:
+        if (
+            self._decode_fast is not None
+            and b"\\" not in value
+            and all(value.count(name) < 2 for name in self._quoted)
+        ):
+            with contextlib.suppress(msgspec.DecodeError, RecursionError):
+                return self._decode_fast(value)
+            # What is left has NaN or Infinity, which Arrow reads, or is no JSON.
+        text = value.decode()
+        found = self._decode(text)
+        if "\\u" in text and _SURROGATE.search(_SURROGATE_PAIR.sub("", text)):
+            json.dumps(found, ensure_ascii=False).encode()
+        return found
+
+    def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        """Return an object; which of two values of a column counts would depend on the reader."""
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            names = [name for name, _ in pairs if name in self._names]
+            if len(names) != len({*names}):
+                raise ValueError("the name of a column is there twice in one object")
+        return found
+
+    def _reason(self, value: Any) -> Reason:
+        if value is None:
+            value = {}
+        if type(value) is not dict:
+            return f"the value is {_excerpt(value)}, not a JSON object"
+        for name, kind, fits in self._columns:
+            part = value.get(name)
+            if part is not None and not fits(part):
+                return f"column {name!r} is {type_text(kind)}, which cannot hold {_excerpt(part)}"
+        for names in self._required:
+            if all(value.get(name) is None for name in names):
+                return f"{names[0]!r}, which the schema requires, is missing or null"
+        return None
+
+
+def _excerpt(part: Any) -> str:
+    return excerpt(str(part) if isinstance(part, NumberText) else json.dumps(part, default=str))
+
+
+def _names(fields: Iterable[pa.Field]) -> Iterable[str]:
+    """Yield the names of columns and of the fields within."""
+    for field in fields:
+        yield field.name
+        kind = field.type
+        yield from _names(kind.field(i) for i in range(kind.num_fields))
+
+
+def _test_of(kind: pa.DataType) -> Test:
+    """Return the test of a type of column."""
+    if kind in _INTEGERS:
+        limit = 1 << _INTEGERS[kind]
+        return lambda part: type(part) is int and -limit <= part < limit
+    if pa.types.is_floating(kind):
+        return _is_number
+    if pa.types.is_boolean(kind):
+        return lambda part: type(part) is bool
+    if pa.types.is_string(kind):
+        return lambda part: type(part) is str
+    if pa.types.is_decimal(kind):
+        return _decimal_test(kind)
+    if pa.types.is_binary(kind):
+        return _is_base64
+    if pa.types.is_date(kind):
+        return lambda part: _is_time(part, _DATE)
+    if pa.types.is_timestamp(kind):
+        patterns = (_LOCAL,) if kind.tz is None else (_ZONED, _LOCAL)
+        return lambda part: _is_time(part, *patterns)
+    if pa.types.is_list(kind):
+        return _list_test(kind)
+    assert pa.types.is_struct(kind), kind
+    return _struct_test(kind)
+
+
+def _is_number(part: Any) -> bool:
+    kind = type(part)
+    if kind is NumberText:
+        return math.isfinite(float(part))
+    return kind in (int, _Constant) or (kind is float and math.isfinite(part))
+
+
+def _decimal_test(kind: pa.Decimal128Type) -> Test:
+    return lambda part: type(part) in (int, str, NumberText) and decimal_fits(str(part), kind)
+
+
+def _is_base64(part: Any) -> bool:
+    if type(part) is not str:
+        return False
+    try:
+        base64.b64decode(part.replace("\r", "").replace("\n", ""), validate=True)
+    except (binascii.Error, ValueError):
+        return False
+    return True
+
+
+def _is_time(part: Any, *patterns: re.Pattern[str]) -> bool:
+    if type(part) is not str or not part.isascii() or part.endswith("\n"):
+        return False
+    if not any(pattern.match(part) for pattern in patterns):
+        return False
+    try:
+        date(int(part[:4]), int(part[5:7]), int(part[8:10]))
+    except ValueError:
+        return False  # no such day, or the year 0, which no Python reader has
+    zone = _ZONE.search(part, 16)
+    return not zone or (int(zone[1]) <= _HOURS_MAX and int(zone[2] or 0) <= _MINUTES_MAX)
+
+
+def _list_test(kind: pa.ListType) -> Test:
+    fits = _test_of(kind.value_type)
+    return lambda part: type(part) is list and all(each is None or fits(each) for each in part)
+
+
+def _struct_test(kind: pa.StructType) -> Test:
+    tests = [(field.name, _test_of(field.type)) for field in kind]
+    return lambda part: (
+        type(part) is dict
+        and all(part.get(name) is None or fits(part[name]) for name, fits in tests)
+    )

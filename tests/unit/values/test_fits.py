@@ -1,0 +1,143 @@
+"""Whether a value fits a schema: the verdict that refuses a publisher is that of the readers."""
+
+import json
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strandline.values.columns import arrow_schema
+from strandline.values.decode import value_decoder
+from strandline.values.evolution import next_version
+from strandline.values.fits import misfit_finder
+from tests.unit.spark.json_cases import DEAD, FIELDS, WHOLE
+
+COLUMNS = (
+    "id INT NOT NULL, t TINYINT, f FLOAT, d DOUBLE, b BOOLEAN, s STRING, n DECIMAL(38,20), "
+    "x BINARY, day DATE, at TIMESTAMP, local TIMESTAMP_NTZ, a ARRAY<INT>, "
+    "o STRUCT<x: INT, at: TIMESTAMP>"
+)
+NAMES = ["id", "t", "f", "d", "b", "s", "n", "x", "day", "at", "local", "a", "o", "other"]
+TIME = st.from_regex(
+    r"(19|20)[0-9]{2}-[01][0-9]-[0-3][0-9]([T ][0-2][0-9]:[0-5][0-9](:[0-5][0-9](\.[0-9]{1,9})?)?"
+    r"(Z|[+-][0-9]{2}(:?[0-9]{2})?)?)?",
+    fullmatch=True,
+)
+NUMBER = st.from_regex(
+    r"-?(0|[1-9][0-9]{0,25})(\.[0-9]{1,25})?([eE][+-]?[0-9]{1,3})?", fullmatch=True
+)
+LEAF = st.one_of(
+    st.sampled_from(["null", "true", "NaN", "-Infinity", '"NaN"', '"aGk="', '"aGk"', r'"\ud83d"']),
+    st.text(max_size=5).map(json.dumps),
+    st.text(max_size=5).map(lambda text: json.dumps(text, ensure_ascii=False)),
+    st.integers(-(1 << 66), 1 << 66).map(str),
+    st.floats().map(json.dumps),
+    NUMBER,
+    NUMBER.map(json.dumps),
+    TIME.map(json.dumps),
+)
+
+
+def object_of(parts):
+    return "{" + ",".join(f"{json.dumps(name)}:{part}" for name, part in parts) + "}"
+
+
+PART = st.one_of(
+    LEAF,
+    st.lists(LEAF, max_size=3).map(lambda parts: f"[{','.join(parts)}]"),
+    st.lists(st.tuples(st.sampled_from(["x", "at", "y"]), LEAF), max_size=3).map(object_of),
+)
+VALUE = st.lists(st.tuples(st.sampled_from(NAMES), PART), max_size=6).map(object_of)
+
+
+def versions_of(*texts):
+    found = []
+    for text in texts:
+        found.append(next_version(found, text))
+    return found
+
+
+def is_read(versions, value):
+    """Whether the readers decode a value."""
+    decode = value_decoder("json", arrow_schema(versions[-1].columns), versions=versions)
+    found = decode(pa.array([value], pa.binary()))
+    if found.bad:
+        return False
+    try:
+        found.rows.to_pylist()
+    except OverflowError:  # the year 0, which Python has not
+        return False
+    return True
+
+
+@pytest.mark.parametrize(("kind", "text", "ours", "_"), FIELDS)
+def test_a_field_fits_if_it_is_read(kind, text, ours, _):
+    """In every case of the table of JSON values, alone and beside others."""
+    for columns in (f"a {kind}", f"z STRING, a {kind}, n DECIMAL(3,1)"):
+        reason = misfit_finder(versions_of(columns))(b'{"a":%b}' % text.encode("utf-8", "replace"))
+        assert (reason is not None) == (ours == DEAD), reason
+
+
+@pytest.mark.parametrize(("text", "ours", "_"), WHOLE)
+def test_a_value_fits_if_it_is_read(text, ours, _):
+    """With text around an object, or something else."""
+    reason = misfit_finder(versions_of("a INT"))(text.encode())
+    assert (reason is not None) == (ours == DEAD), reason
+
+
+@given(st.one_of(VALUE.map(str.encode), st.binary(max_size=20), PART.map(str.encode)))
+def test_what_fits_is_read_and_what_does_not_is_not(value):
+    """Any value at all; only names within an object that no column has are of no interest."""
+    versions = versions_of(COLUMNS)
+    reason = misfit_finder(versions)(value)
+    if reason is None or "is there twice" not in reason:
+        assert is_read(versions, value) == (reason is None), reason
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (b"{}", "'id', which the schema requires, is missing or null"),
+        (b"null", "'id', which the schema requires, is missing or null"),
+        (b'{"id":1.5}', "column 'id' is int, which cannot hold 1.5"),
+        (
+            b'{"id":1,"o":{"x":"1"}}',
+            """column 'o' is struct<x:int>, which cannot hold {"x": "1"}""",
+        ),
+        (b"7", "the value is 7, not a JSON object"),
+        (b'{"id":1', "not one JSON value: Expecting ',' delimiter: line 1 column 8 (char 7)"),
+        (b"\xff", "the value is not UTF-8"),
+        (b"[" * 100_000, "JSON that is nested too deeply"),
+        (
+            b'{"id":1,"id":2}',
+            "not one JSON value: the name of a column is there twice in one object",
+        ),
+        (
+            b'{"id":1,"s":"\\udc00"}',
+            "a text has half a character, written as one \\u escape of two",
+        ),
+    ],
+)
+def test_a_reason_is_in_words(value, reason):
+    """It names the column and what is there."""
+    assert misfit_finder(versions_of("id INT NOT NULL, o STRUCT<x: INT>"))(value) == reason
+
+
+def test_a_column_may_have_any_of_its_names():
+    """And a tombstone, which has no value, fits."""
+    first = versions_of("id INT NOT NULL")
+    renamed = next_version(first, '[{"id": 1, "name": "number", "type": "bigint"}]')
+    find = misfit_finder([*first, renamed])
+    for value in (b'{"id":1}', b'{"number":1099511627776}', b"{}", None):
+        assert find(value) is None
+    assert find(b'{"id":"1"}') == """column 'id' is bigint, which cannot hold "1\""""
+
+
+def test_an_avro_value_fits_if_a_version_reads_it():
+    """Whichever, framed or not."""
+    schema = '{"type":"record","name":"R","fields":[{"name":"id","type":"int"}]}'
+    find = misfit_finder(versions_of(schema))
+    assert find(b"\x02") is None
+    assert find(None) is None
+    assert find(b"\x02\x02").startswith("it fits no version of the schema; 1 bytes follow")
