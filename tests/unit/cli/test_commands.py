@@ -20,6 +20,7 @@ from strandline.cli.completion import group_names, stream_names
 from strandline.errors import InvalidSubjectError
 from strandline.process.ports import free_ports
 from strandline.testing import Server
+from strandline.types import PartitionName
 
 NUMBERS = itertools.count(1)
 
@@ -415,6 +416,40 @@ def test_versions_of_a_schema_are_listed(run, stream, tmp_path):
     ]
     assert "version 1," in run("stream", "schema", "show", stream, "--version", "1").stdout
     run("stream", "schema", "delete", stream, "--yes")
+
+
+def test_the_lag_of_a_group_is_what_its_next_member_reads(url, run, stream):
+    """Not what was deleted; and all, if the stream was created again and is shorter: it says so."""
+    group, last = f"group-of-{stream}", r"\* beyond the end of the log"
+
+    def rows():
+        shown = run("group", "info", group).stdout
+        found = [line.split() for line in shown.splitlines() if line.startswith(stream)]
+        assert bool(re.search(last, shown)) == any("*" in row[2] for row in found)
+        return [row[1:4] for row in found]
+
+    with strandline.connect(url) as client:
+        for number in range(10):
+            client.append(stream, b"x", partition=number % 2)
+        client.groups.commit(group, {PartitionName(stream, 0): 1, PartitionName(stream, 1): 5})
+        assert rows() == [["0", "1", "4"], ["1", "5", "0"]]
+        client.delete_records(stream, 3, partition=0)
+        assert rows() == [["0", "1", "2"], ["1", "5", "0"]]
+        client.delete_stream(stream)
+        assert rows() == [["0", "1", "-"], ["1", "5", "-"]]
+        client.create_stream(stream, partitions=2)
+        for number in range(4):
+            client.append(stream, b"y", partition=number % 2)
+        assert rows() == [["0", "1", "1"], ["1", "5*", "2"]]
+        with client.consumer(group, [stream]) as consumer:
+            found = consumer.poll(30)
+            while sum(each.records.num_rows for each in found) < 3:
+                found += consumer.poll(30)
+            assert sum(each.records.num_rows for each in found) == 3
+            assert consumer.lag() == {PartitionName(stream, number): 0 for number in (0, 1)}
+            consumer.commit()
+        assert rows() == [["0", "2", "0"], ["1", "2", "0"]]
+    run("group", "delete", group, "--yes")
 
 
 def test_names_are_completed(url, run, stream):

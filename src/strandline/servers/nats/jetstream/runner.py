@@ -393,7 +393,7 @@ class ConsumerRunner:
             delivered=delivered,
             ack_floor=floor,
             num_ack_pending=len(state.pending),
-            num_redelivered=self.core.redelivered,
+            num_redelivered=self.core.count_redelivered(self._buffer.is_gone),
             num_waiting=0 if self.config.is_push else len(self.core.pulls),
             num_pending=pending,
             ts=format_time(self._host.clock.now_ns()),

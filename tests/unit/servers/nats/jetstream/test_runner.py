@@ -193,7 +193,7 @@ async def test_info_does_not_wait_for_a_round(bench):
     assert (info.delivered.stream_seq, info.num_ack_pending, info.num_pending) == (20, 20, 10)
     consumer.may_store.clear()
     consumer.may_read.set()
-    await until_async(lambda: consumer.runner.core.redelivered == 20)
+    await until_async(lambda: consumer.runner.core.count_redelivered(lambda _: False) == 20)
     async with asyncio.timeout(5):
         await consumer.runner.info()
 
