@@ -1,11 +1,12 @@
 """The storage can open its files whatever else takes descriptors in the process."""
 
+import errno
 import subprocess
 import sys
 
 import pytest
 
-from strandline.storage.descriptors import PROCESS, shares_of
+from strandline.storage.descriptors import PROCESS, StorageDescriptors, shares_of
 
 FLOODED = """
 import os, resource, socket, sys
@@ -60,6 +61,37 @@ def test_the_shares_add_up(limit):
     assert shares.others + shares.maps + shares.unsynced + shares.partitions < limit
     assert shares.connections == shares.others - PROCESS
     assert min(shares) > 0
+
+
+@pytest.mark.parametrize(
+    ("code", "reserves", "attempts"),
+    [
+        (errno.EMFILE, True, 2),
+        (errno.EMFILE, False, 1),
+        (errno.ENFILE, True, 1),
+        (errno.ENOSPC, True, 1),
+        (errno.ENOENT, False, 1),
+    ],
+)
+def test_only_the_limit_of_descriptors_is_lifted(monkeypatch, code, reserves, attempts):
+    """Where some are reserved; any other error is the caller's at once."""
+    limits = []
+    monkeypatch.setattr("resource.setrlimit", lambda _, limit: limits.append(limit))
+    monkeypatch.setattr("resource.getrlimit", lambda _: (512, 4096))
+    descriptors, calls = StorageDescriptors(), []
+    if reserves:
+        descriptors.begin()
+    limits.clear()
+
+    def action():
+        calls.append(len(limits))
+        raise OSError(code, "no")
+
+    with pytest.raises(OSError, match="no"):
+        descriptors.open(action)
+    assert len(calls) == attempts
+    lifted = [(4096, 4096), (descriptors.shares.others, 4096)] if attempts == 2 else []
+    assert limits == lifted, "and restricted again"
 
 
 @pytest.mark.parametrize(

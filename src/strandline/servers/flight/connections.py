@@ -23,6 +23,7 @@ from strandline.api.monitoring import ConnectionInfo
 from strandline.broker.log_throttle import LogThrottle
 from strandline.clock import Clock
 from strandline.config import bracketed
+from strandline.errors import DisconnectedError
 from strandline.servers.connections import ConnectionLimit
 from strandline.servers.flight.sockets import PeerAddress, cut_connections, peers_of
 
@@ -157,9 +158,15 @@ class FlightConnections:
 
 
 def _parsed(peer: str) -> PeerAddress:
-    """Return address and port of a client from gRPC's notation: ``ipv4:127.0.0.1:50000``."""
+    """Return address and port of a client from gRPC's notation: ``ipv4:127.0.0.1:50000``.
+
+    Raises:
+        DisconnectedError: it has closed its connection, so gRPC no longer knows them.
+    """
     _, _, place = unquote(peer).partition(":")
     host, _, port = place.rpartition(":")
+    if not host:
+        raise DisconnectedError("the client has closed its connection")
     address = ipaddress.ip_address(host.strip("[]").partition("%")[0])
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return PeerAddress(str(mapped or address), int(port))

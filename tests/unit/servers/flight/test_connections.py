@@ -2,14 +2,16 @@
 
 import socket
 from functools import partial
+from types import SimpleNamespace
 
 import pyarrow.flight as fl
 import pytest
 
 from strandline.clock import ManualClock
+from strandline.errors import DisconnectedError
 from strandline.servers.connections import ConnectionLimit
 from strandline.servers.flight import connections
-from strandline.servers.flight.connections import FlightConnections
+from strandline.servers.flight.connections import FlightConnections, _parsed
 from strandline.servers.flight.sockets import PeerAddress, peers_of
 from tests.kit.waiting import until as wait_until
 
@@ -112,3 +114,31 @@ def test_too_many_connections_end_those_without_a_call(
     reading.close()
     idle.close()
     assert looking._clients
+
+
+@pytest.mark.parametrize("peer", ["", "ipv4:", "unknown"])
+def test_a_client_that_is_gone_is_no_bug(looked_after, peer):
+    """gRPC has forgotten its address before its call is looked at; it is not remembered."""
+    looking, _ = looked_after
+    before = looking.clients()
+    gone = SimpleNamespace(peer=lambda: peer)
+    with pytest.raises(DisconnectedError):
+        looking.note_call(gone)
+    with pytest.raises(DisconnectedError), looking.call(gone):
+        pytest.fail("nobody waits for an answer")
+    assert looking.clients() == before
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [
+        ("ipv4:127.0.0.1:50000", ("127.0.0.1", 50000)),
+        ("ipv6:[::1]:50000", ("::1", 50000)),
+        ("ipv6:%5B::1%5D:50000", ("::1", 50000)),
+        ("ipv6:[::ffff:10.0.0.1]:7", ("10.0.0.1", 7)),
+        ("ipv6:[fe80::1%25eth0]:7", ("fe80::1", 7)),
+    ],
+)
+def test_a_client_is_found_by_grpcs_notation(peer, address):
+    """As the socket has it: without a zone, and IPv4 as such."""
+    assert _parsed(peer) == PeerAddress(*address)

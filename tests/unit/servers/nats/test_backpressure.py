@@ -1,5 +1,7 @@
 """Queued output and reasons to stop reading."""
 
+import asyncio
+
 import pytest
 
 from strandline.servers.nats.backpressure import Backpressure, NatsPeer
@@ -123,3 +125,37 @@ def test_unopened_peer_can_be_closed():
     peer = NatsPeer()
     peer.close()
     peer.abort()
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+@pytest.mark.parametrize("is_closing", [True, False])
+async def test_tls_keeps_what_was_held(peer, transport, monkeypatch, is_held, is_closing):
+    """The transport is another one then, which would read on."""
+    other = FakeTransport()
+    other.closed = is_closing
+
+    async def start_tls(*_, **__):
+        return other
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "start_tls", start_tls, raising=False)
+    if is_held:
+        peer.hold_reading("output")
+    await peer.start_tls(None, timeout_s=1)
+    assert other.reading == (is_closing or not is_held)
+    assert other.high == transport.high
+    if not is_closing:
+        peer.release_reading("output")
+        assert other.reading
+    peer.write(b"x")
+    assert (other.written, transport.written) == ([b"x"], [])
+
+
+async def test_a_peer_that_leaves_during_the_handshake_is_an_error(peer, monkeypatch):
+    """Nothing is written in the clear."""
+
+    async def start_tls(*_, **__):
+        return None
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "start_tls", start_tls, raising=False)
+    with pytest.raises(ConnectionAbortedError):
+        await peer.start_tls(None, timeout_s=1)
