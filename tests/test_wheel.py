@@ -60,11 +60,12 @@ def python(wheel, tmp_path_factory):
     done = subprocess.run(
         ["bash", "-euxo", "pipefail", "-c", "\n".join(lines)],
         cwd=home,
-        # Python compiles what is used when it is used, not the ten thousand files of PySpark.
+        # Python compiles what is used when it is used; pip would compile all files of PySpark. It
+        # takes this variable for the value of "compile", so 0 means what its name says.
         env={
             **os.environ,
             "PATH": f"{sys.base_prefix}/bin{os.pathsep}{os.environ['PATH']}",
-            "PIP_NO_COMPILE": "1",
+            "PIP_NO_COMPILE": "0",
         },
         capture_output=True,
         text=True,
