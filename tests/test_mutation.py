@@ -104,7 +104,7 @@ def test_a_run_tells_what_was_noticed(tmp_path):
     source = file.read_bytes()
     done = subprocess.run(
         [
-            *(sys.executable, TOOL, "--count", "3", "--only", "core/transactions/hidden.py"),
+            *(sys.executable, TOOL, "--count", "1", "--only", "core/transactions/hidden.py"),
             *("--notes", tmp_path, "--mirrors-only"),
         ],
         capture_output=True,

@@ -70,7 +70,8 @@ def numbers_of(module):
         if isinstance(found, NUMBERS) or (
             isinstance(found, tuple) and all(isinstance(each, (*NUMBERS, Meta)) for each in found)
         ):
-            yield f"{module.__name__.removeprefix('strandline.')}.{name} = {found!r}"
+            text = repr(found).replace("msgspec.", "")
+            yield f"{module.__name__.removeprefix('strandline.')}.{name} = {text}"
 
 
 def bounds_of(command, path="cli"):

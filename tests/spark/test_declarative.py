@@ -10,7 +10,6 @@ import pytest
 
 from strandline.spark.demo.processes import Child
 from strandline.spark.java import find_java_home, spark_home
-from strandline.spark.session import QUICK_JAVA
 
 pytest.importorskip("grpc_status", reason="spark-pipelines needs pyspark[pipelines]")
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
@@ -27,7 +26,6 @@ def run(directory, server):
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_SUBMIT_OPTS": f"{QUICK_JAVA} {os.environ.get('SPARK_SUBMIT_OPTS', '')}",
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
     command = [str(Path(sys.executable).parent / "spark-pipelines"), "run"]

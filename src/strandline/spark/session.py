@@ -132,8 +132,12 @@ def _use_spark_home(settings: Mapping[str, str]) -> None:
 
     Another Python than this one may have no PySpark but that of Spark's home.
     """
-    python = settings.get("spark.pyspark.python", os.environ["PYSPARK_PYTHON"])
-    if python == sys.executable and (_PACKAGE / "jars").is_dir():
+    pythons = {
+        os.environ["PYSPARK_PYTHON"],
+        os.environ["PYSPARK_DRIVER_PYTHON"],
+        settings.get("spark.pyspark.python", sys.executable),
+    }
+    if pythons == {sys.executable} and (_PACKAGE / "jars").is_dir():
         os.environ.setdefault("SPARK_HOME", str(spark_home(_PACKAGE)))
 
 

@@ -377,6 +377,16 @@ def test_what_is_seen_already_needs_no_bar(url, run, stream):
     assert run("read", stream).stderr == ""
 
 
+@pytest.mark.parametrize("output", ["text", "json"])
+def test_partitions_without_a_leader_are_named(run, stream, monkeypatch, output):
+    """After what is known of the others; scripts see it by the exit code."""
+    described = "strandline.cli.stream._described"
+    monkeypatch.setattr(described, lambda client, name: (client.stream_info(name), [0, 3]))
+    done = run("stream", "info", stream, "-o", output, code=1)
+    assert stream in done.stdout
+    assert f"partitions 0, 3 of stream '{stream}' have no leader" in done.stderr
+
+
 def test_limits_of_a_principal_are_shown(run):
     """A limit that is not set is a dash."""
     run("quota", "set", "ann", "--connections", "3", "--publish", "2MiB")
@@ -398,6 +408,13 @@ def test_versions_of_a_schema_are_listed(run, stream, tmp_path):
         run("stream", "schema", "set", stream, str(file))
     _, *rows = run("stream", "schema", "list", stream).stdout.splitlines()
     assert [row.split()[:3] for row in rows] == [["1", "json", "1"], ["2", "json", "2"]]
+    title, _, *columns = run("stream", "schema", "show", stream).stdout.splitlines()
+    assert title == f"schema of {stream}, version 2, json values"
+    assert [row.split() for row in columns] == [
+        ["1", "id", "bigint", "yes"],
+        ["2", "name", "string", "yes"],
+    ]
+    assert "version 1," in run("stream", "schema", "show", stream, "--version", "1").stdout
     run("stream", "schema", "delete", stream, "--yes")
 
 
@@ -472,3 +489,11 @@ def test_every_command_speaks_json(run):
         found = lines(run(*command.split(), "--output", "json"))
         assert all(isinstance(document, dict) for document in found), command
         assert found or command.split()[-1] == "list", command
+
+
+def test_every_command_says_something_to_people(run):
+    """What it did, or the head of a list at least."""
+    for command in re.split(r"[|\n]", SPOKEN.replace("spoken", "written").strip()):
+        said = run(*command.split()).stdout.strip()
+        assert said, command
+        assert not said.startswith(("{", "[")), command

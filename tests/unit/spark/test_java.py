@@ -97,10 +97,11 @@ def test_a_spark_home_has_everything_but_the_zip_of_its_python(cache):
     assert java.spark_home(package) == package
 
 
-@pytest.mark.parametrize("way", ["variable", "setting", "home"])
+@pytest.mark.parametrize("way", ["PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "setting", "home"])
 def test_the_spark_home_is_left_to_the_user(cache, monkeypatch, way):
     """Another Python may have no PySpark but the zip; a home that is set stays."""
-    monkeypatch.setenv("PYSPARK_PYTHON", "other" if way == "variable" else sys.executable)
+    for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+        monkeypatch.setenv(name, "other" if way == name else sys.executable)
     monkeypatch.delenv("SPARK_HOME", raising=False)
     if way == "home":
         monkeypatch.setenv("SPARK_HOME", "mine")

@@ -39,6 +39,27 @@ def test_operations_are_told_apart(subject, call):
     assert parse_subject(PREFIX + subject) == call
 
 
+NAMES = {
+    **dict.fromkeys(("INFO", "STREAM.NAMES", "STREAM.LIST"), (0, 0)),
+    **{f"STREAM.{each}": (1, 1) for each in ("CREATE", "UPDATE", "INFO", "DELETE", "PURGE")},
+    **dict.fromkeys(("STREAM.MSG.GET", "STREAM.MSG.DELETE", "STRANDLINE.READ"), (1, 1)),
+    **dict.fromkeys(("CONSUMER.NAMES", "CONSUMER.LIST"), (1, 1)),
+    **{f"CONSUMER.{each}": (2, 2) for each in ("INFO", "DELETE", "PAUSE", "MSG.NEXT")},
+    "CONSUMER.DURABLE.CREATE": (2, 2),
+    "CONSUMER.CREATE": (1, 9),
+    "DIRECT.GET": (1, 9),
+}
+
+
+@pytest.mark.parametrize("operation", sorted(OPERATIONS))
+def test_an_operation_has_as_many_names_as_jetstreams(operation):
+    """One less or more is another operation, or none."""
+    least, most = NAMES[operation]
+    for count in range(5):
+        call = parse_subject(f"{PREFIX}{operation}{'.x' * count}")
+        assert (call.operation == operation) == (least <= count <= most), count
+
+
 def test_answers_are_named_after_operations():
     """Clients check the type of an answer."""
     assert ApiCall("INFO").answer_type == "io.nats.jetstream.api.v1.account_info_response"
