@@ -158,7 +158,10 @@ class ChaosCluster:
         def is_done() -> bool:
             number = next(asked)
             parts = self.status(number).partitions
-            [found] = [p for p in parts if (p.stream, p.partition) == (stream, partition)]
+            wanted = [p for p in parts if (p.stream, p.partition) == (stream, partition)]
+            if not wanted:
+                return False  # It has just started, and the others have not told it yet.
+            [found] = wanted
             if not found.is_moving and set(found.replicas) != set(to):
                 self._ask(number, REASSIGN, order)
                 return False

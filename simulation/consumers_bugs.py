@@ -65,10 +65,10 @@ CONSUMER_BUGS: Final = (
         "new records come before those that are due",
         f"{_CORE}.wanted",
         "if self._again:",
-        "if self._again and self._is_full:",
+        "if self._again and self.is_full:",
     ),
     Replacement(
-        "any number of records is pending", "_is_full", property(lambda _: False), (PullConsumer,)
+        "any number of records is pending", "is_full", property(lambda _: False), (PullConsumer,)
     ),
     SourceRewrite(
         "records are delivered for ever",

@@ -281,7 +281,7 @@ class RecoveryRun:
             if not model.is_made:
                 if model.log_id not in self.storage.logs:
                     log = self._make_log(model.log_id)
-                    log.reclaim = self._removals.append
+                    log.reclaim_with(self._removals.append)
                     self.storage.keep(model.log_id, log)
                 model.is_made = True
 
@@ -376,13 +376,13 @@ class RecoveryRun:
                 delete_log_directory(directory, disk=self.disk)
         self._storage = recover(DATA, plans, disk=self.disk, file_bytes=JOURNAL_BYTES)
         for log in self._storage.logs.values():
-            log.reclaim = self._removals.append
+            log.reclaim_with(self._removals.append)
 
     def _remove_doomed(self) -> None:
         for log_id in list(self.doomed):
             log = self.storage.logs.pop(log_id, None)
             if log is not None:
-                log.reclaim = _now
+                log.reclaim_with(_now)
                 log.delete()
             self.doomed.remove(log_id)
 

@@ -101,8 +101,8 @@ TRANSACTION_BUGS: Final = (
     SourceRewrite(
         "positions of aborted transactions count",
         "strandline.core.groups.state:GroupsState._end",
-        "if is_commit:",
-        "if at:",
+        "if not is_commit:",
+        "if not waited:",
     ),
     Replacement(
         "a late beginning lets positions in again", "may_begin", lambda *_: True, (Transactions,)

@@ -137,11 +137,14 @@ def test_every_command_is_documented():
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_every_flag_is_documented(name):
-    """A command's section has exactly its flags and arguments, besides the common ones."""
+    """A command's section has exactly its flags and arguments, besides the common ones.
+
+    The default is the one that the page names, if it is a value and no text.
+    """
     page = text_of("docs/cli.md")
     common = set(table_rows(section(page, "Flags that most commands take")))
     assert common == {"--server", "--output"}
-    documented = set(table_rows(section(page, name)))
+    documented = table_rows(section(page, name))
     flags = set()
     for parameter in COMMANDS[name].params:
         if parameter.param_type_name == "argument":
@@ -149,7 +152,19 @@ def test_every_flag_is_documented(name):
         elif parameter.name != "help":
             longs = [flag for flag in parameter.opts if flag.startswith("--")]
             flags.add(longs[0])
-    assert documented == flags - common
+            if longs[0] not in common:
+                assert_default(documented[longs[0]][0], parameter)
+    assert documented.keys() == flags - common
+
+
+def assert_default(text, flag):
+    """Check what a page writes as a flag's default."""
+    default = getattr(flag.default, "value", flag.default)
+    if isinstance(default, bool) and not flag.required:
+        assert text.startswith("yes") == default, text
+    elif default is not None and flag.show_default is True:
+        assert text == f"`{default:g}`" if isinstance(default, int) else f"`{default}`", text
+    assert (text == "required") == flag.required, text
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))

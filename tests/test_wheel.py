@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from strandline.spark.session import QUICK_JAVA
 from tests.kit.doc_examples import ROOT, ExampleBroker, blocks, start_broker, stop_broker
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -59,7 +60,12 @@ def python(wheel, tmp_path_factory):
     done = subprocess.run(
         ["bash", "-euxo", "pipefail", "-c", "\n".join(lines)],
         cwd=home,
-        env={**os.environ, "PATH": f"{sys.base_prefix}/bin{os.pathsep}{os.environ['PATH']}"},
+        # Python compiles what is used when it is used, not the ten thousand files of PySpark.
+        env={
+            **os.environ,
+            "PATH": f"{sys.base_prefix}/bin{os.pathsep}{os.environ['PATH']}",
+            "PIP_NO_COMPILE": "1",
+        },
         capture_output=True,
         text=True,
         timeout=INSTALL_S,
@@ -98,8 +104,9 @@ def test_a_new_user_can_run_every_line(page, broker):
 
 
 @pytest.mark.spark
-def test_the_spark_lines_of_the_readme_run(broker):
+def test_the_spark_lines_of_the_readme_run(broker, monkeypatch):
     """The README's Spark lines read what its other lines wrote."""
+    monkeypatch.setenv("SPARK_SUBMIT_OPTS", QUICK_JAVA)
     broker.run_page("README.md", skip=f"spark_session|{INSTALL_LINE}|^make|^strandline serve")
     spark = next(text for _, text in blocks("README.md", "python") if "spark_session" in text)
     shown = broker.run_python(spark, timeout_s=500)

@@ -15,7 +15,7 @@ from strandline.backup.directory import BackupDirectory
 from strandline.errors import StrandlineError
 from strandline.process.ports import free_ports
 from strandline.testing import ProcessServer
-from tests.kit.clusters import IDS, leader_of, three_brokers
+from tests.kit.clusters import IDS, leader_of, partitions, three_brokers
 from tests.kit.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -152,24 +152,30 @@ def test_a_stream_that_is_deleted_meanwhile_is_left_out(
     """Leaders that do not know it, or another one, are asked again only until the timeout."""
     real, deleted = take._Copier.copy_stream, []
     place = BackupDirectory(tmp_path / "backup")
-    with strandline.connect(addresses(cluster), timeout_s=5) as client:
+    with (
+        strandline.connect(addresses(cluster)) as client,
+        strandline.connect(addresses(cluster), timeout_s=5) as impatient,
+    ):
         for name in ("kept", "orders"):
             client.create_stream(name, partitions=3, replicas=3)
             client.append(name, b"one", timeout_s=30)
+            until(lambda name=name: all(partitions(each, name) for each in cluster.values()))
 
         def deleting(copier, stream, **options):
             if stream.config.name == "orders" and not deleted:
                 deleted.append(client.delete_stream("orders"))
+                # A leader that has not heard of it yet would still serve the whole stream.
+                until(lambda: not any(partitions(each, "orders") for each in cluster.values()))
                 if is_recreated:
                     client.create_stream("orders", partitions=3, replicas=3)
             return real(copier, stream, **options)
 
         monkeypatch.setattr("strandline.backup.take._Copier.copy_stream", deleting)
         with place.locked():
-            done = take.take_backup(client.brokers, place, lambda _: None)
+            done = take.take_backup(impatient.brokers, place, lambda _: None)
             assert done.left_out == ("orders",)
             assert {"kept", "orders"} & set(done.manifest.image.streams) == {"kept"}
-            done = take.take_backup(client.brokers, place, lambda _: None)
+            done = take.take_backup(impatient.brokers, place, lambda _: None)
     assert done.left_out == ()
     assert ("orders" in done.manifest.image.streams) is is_recreated
 

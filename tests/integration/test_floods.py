@@ -270,7 +270,7 @@ async def test_nobody_is_fenced_while_a_stranger_floods_the_leader(tmp_path, kit
         leader = kit.persist(lambda: leader_of(cluster))
         epoch = status(cluster[2]).leader_epoch
         async with publisher(cluster[leader].nats_url) as publish:
-            for name in ("chunks to HTTP", "PING", "tiny DATA"):
+            for name in ("chunks to HTTP", "tiny DATA"):
                 await check_share([publish], cluster[leader].ready, name)
                 found = status(cluster[2])
                 assert (found.leader, found.leader_epoch) == (leader, epoch)

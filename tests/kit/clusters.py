@@ -53,14 +53,19 @@ def status(server, stream="orders"):
 
     Others may come before it: with gRPC on, a cluster makes streams of its own as it starts.
     """
+    copies = [each for each in partitions(server, stream) if each.partition == 0]
+    assert copies, "it has just started"
+    return copies[0]
+
+
+def partitions(server, stream):
+    """Return a broker's view of the stream's partitions; none if it does not know the stream."""
     connection = BrokerConnection(server.flight, timeout_s=5)
     try:
         [found] = connection.action(CLUSTER_STATUS, None)
     finally:
         connection.close()
-    copies = [each for each in found.partitions if (each.stream, each.partition) == (stream, 0)]
-    assert copies, "it has just started"
-    return copies[0]
+    return [each for each in found.partitions if each.stream == stream]
 
 
 def leader_of(cluster, stream="orders"):

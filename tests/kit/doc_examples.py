@@ -20,6 +20,8 @@ FREE_PORTS = {
     "STRANDLINE_HTTP_PORT": "0",
 }
 
+SPARK_VARIABLES = ("SPARK_HOME", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
+
 
 def blocks(page, language):
     """Fenced blocks of a language, with the line they begin on."""
@@ -56,7 +58,9 @@ class ExampleBroker:
         """The environment of the examples."""
         path = f"{self.python.parent}{os.pathsep}{os.environ['PATH']}"
         server = f"127.0.0.1:{self.ready['flight_port']}"
-        return {**os.environ, **FREE_PORTS, "PATH": path, "STRANDLINE_SERVER": server}
+        # A session of the test's own process names its Spark and its Python to those it starts.
+        ours = {name: value for name, value in os.environ.items() if name not in SPARK_VARIABLES}
+        return {**ours, **FREE_PORTS, "PATH": path, "STRANDLINE_SERVER": server}
 
     def run_shell(self, line, *, timeout_s=300):
         """Run one line of a shell example; return what it printed."""

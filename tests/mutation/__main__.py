@@ -89,13 +89,15 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60, help="begin no trial after so long")
     parser.add_argument("--limit", type=float, default=900, help="seconds for the tests of a stage")
     parser.add_argument("--only", default="", help="files whose path has this text")
-    parser.add_argument("--strict", action="store_true", help="cores, storage and broker only")
+    area = parser.add_mutually_exclusive_group()
+    for name, what in (("strict", "cores, storage and broker only"), ("elsewhere", "all others")):
+        area.add_argument(f"--{name}", dest="area", action="store_const", const=name, help=what)
     parser.add_argument("--mirrors-only", action="store_true", help="no other tests")
     parser.add_argument("--notes", type=Path, default=ROOT / ".mutants")
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks/results")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the tests under way, too
-    narrowed = "-strict" * given.strict + given.only.replace("/", "-")
+    narrowed = (f"-{given.area}" if given.area else "") + given.only.replace("/", "-")
     note = given.notes / f"{given.seed}{narrowed}.jsonl"
     note.parent.mkdir(exist_ok=True)
     known = noted(note, mirrors_only=given.mirrors_only)
@@ -103,7 +105,8 @@ def main() -> None:
     deadline_s = time.monotonic() + given.minutes * 60
 
     def chosen(path: str) -> bool:
-        return given.only in path and (not given.strict or area_of(path) == STRICT_AREA)
+        is_in_area = (area_of(path) == STRICT_AREA) == (given.area == "strict")
+        return given.only in path and (not given.area or is_in_area)
 
     with tempfile.TemporaryDirectory(prefix="mutants-") as directory:
         copy = Copy(Path(directory) / "tree", limit_s=given.limit)
@@ -139,16 +142,16 @@ def write_page(notes: Path, results: Path) -> None:
     commands = []
     for note in sorted(notes.glob("*.jsonl")):
         seed, _, narrowed = note.stem.partition("-")
-        if not seed.isdecimal() or narrowed not in ("", "strict"):
+        if not seed.isdecimal() or narrowed not in ("", "strict", "elsewhere"):
             continue  # files that somebody chose: they would weigh too much
         own = noted(note, mirrors_only=True)
         trials.update({key_of(each): each for each in own})
         at_once |= first_noticed(note)
-        chosen = " ARGS=--strict" if narrowed else ""
+        chosen = f" ARGS=--{narrowed}" if narrowed else ""
         commands.append(f"make mutants MUTANT_SEED={seed} COUNT={len(own)}{chosen}")
     result = results / f"{datetime.now(UTC):%Y-%m-%d}-mutants.md"
     result.write_text(page(list(trials.values()), at_once=at_once, commands=commands))
-    say(f"{len(trials)} mistakes: {result.relative_to(ROOT)}")
+    say(f"{len(trials)} mistakes: {result}")
 
 
 main()

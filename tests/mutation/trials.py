@@ -35,6 +35,7 @@ WORD_LENGTH_MIN = 5
 IMPORTS_AWAY_MAX = 2
 # Folders and modules, the longest that fits first: integration tests that go through them.
 USED_BY = {
+    "backup": ("backup",),
     "broker": ("client_streams", "broker_process"),
     "broker/access.py": ("access_walk", "access"),
     "broker/cluster": ("cluster_clients", "cluster_processes", "cluster_operations"),
@@ -43,6 +44,8 @@ USED_BY = {
     "broker/quorum.py": ("cluster_processes", "cluster_init"),
     "broker/coordinators/transactions.py": ("transactions_client", "transactions_kill"),
     "cli": ("cluster_init", "access"),
+    "cli/backup.py": ("backup",),
+    "cli/stream_schema.py": ("schemas",),
     "client": ("client_streams", "client_faults", "client_async"),
     "client/producer/accumulator.py": ("client_streams", "cluster_clients"),
     "client/producer/broker_sender.py": ("client_streams", "cluster_clients"),
@@ -93,6 +96,7 @@ USED_BY = {
     "spark/writer.py": ("spark/test_exactly_once",),
     "storage": ("faults_corruption", "broker_process"),
     "core/transactions": ("transactions_client",),
+    "values": ("schemas", "spark/test_load"),
 }
 SIMULATED = {
     "core/raft": "consensus_sim",
@@ -104,8 +108,7 @@ OVERDUE = "still running"
 TIMED_OUT = "a test waited for ever"
 OTHERS = ("property", "simulation", "golden")
 LIMITS = "tests/golden/test_limits.py"
-"""Notices changed numbers in these folders."""
-LIMITED = ("broker", "core", "record", "storage")
+"""Notices changed numbers."""
 
 
 class Outcome(NamedTuple):
@@ -252,7 +255,7 @@ def near(root: Path, path: str, line: int) -> list[str]:
             place = file.relative_to(root).as_posix()
             ranked.append((is_far, min(steps, 1), -alike, steps, -used, place))
     found = [each[-1] for each in sorted(ranked)[:NEAR_MAX]]
-    return [*found, LIMITS] if inner.parts[0] in LIMITED else found
+    return [*found, LIMITS]
 
 
 def users(root: Path, path: str) -> list[str]:

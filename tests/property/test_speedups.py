@@ -155,15 +155,50 @@ def test_arguments_of_other_types_are_errors(bad):
 numbers = st.integers(0, 10**20).map(b"%d".__mod__) | st.sampled_from(
     [b"", b"0", b"007", b"1" * 18, b"1" * 19, b"1" * 20, b"1" * 21, b"-1", b"x", b"\xb2"]
 )
-ack_subjects = st.lists(numbers, max_size=7).map(b".".join) | st.binary(max_size=12)
+beginnings = st.sampled_from([b"$JS.ACK.S.c", b"$JS.ACK.S.d", b"", b"1", b"."])
+ack_subjects = (
+    st.builds(lambda *tokens: b".".join(tokens), beginnings, *[numbers] * 5)
+    | st.lists(numbers, max_size=7).map(b".".join)
+    | st.binary(max_size=12)
+)
+PLAIN = frozenset((b"+ACK", b""))
+acks = st.tuples(
+    ack_subjects,
+    st.just(b"7"),
+    st.sampled_from([None] * 5 + [b"_INBOX.a"]),
+    st.none(),
+    st.sampled_from([b"+ACK", b"", b"-NAK"]),
+)
 
 
-@given(st.lists(ack_subjects, max_size=6), st.integers(-1, 4), st.binary(max_size=3))
-@example([b"1.2.3.4.5", b"1.2.3.4.5.", b".1.2.3.4.5", b"1.2.3.4"], 0, b"")
-def test_ack_numbers(subjects, start, beginning):
-    """The same numbers, and the same subjects are left out."""
-    subjects = [beginning + each for each in subjects]
-    for each in (subjects, tuple(subjects)):
-        for first in (start, len(beginning)):
-            expected = outcome(pure.ack_numbers, each, first)
-            assert outcome(compiled.ack_numbers, each, first) == expected
+def plain(*subjects):
+    """Plain acknowledgements with these subjects."""
+    return [(subject, b"7", None, None, b"+ACK") for subject in subjects]
+
+
+@given(st.lists(acks, max_size=4))
+@example(plain(b"a.1.2.3.4.5", b"b.1.2.3.4.5", b"a.6.7.8.9.0"))
+@example(plain(b"a.1.2.3.4.5."))
+@example(plain(b".1.2.3.4.5"))
+@example(plain(b"1.2.3.4.5"))
+@example(plain(b"$JS.ACK.S.c.1.%b.3.4.5" % (b"9" * 20)))
+def test_plain_acks(messages):
+    """The same numbers by the same beginnings, and the same runs are not plain."""
+    expected = outcome(pure.plain_acks, messages, PLAIN)
+    assert outcome(compiled.plain_acks, messages, PLAIN) == expected
+    assert outcome(compiled.plain_acks, tuple(messages), PLAIN) == expected
+
+
+@pytest.mark.parametrize("function", [pure.plain_acks, compiled.plain_acks])
+def test_what_is_no_plain_acknowledgement(function):
+    """A reply subject, another payload, or another subject: then none of the run is."""
+    good = plain(b"$JS.ACK.S.c.1.12.34.5.6")
+    assert function([*good, *good], PLAIN) == {b"$JS.ACK.S.c": [(12, 34)] * 2}
+    subject, sid, _, block, payload = good[0]
+    bad = (
+        (subject, sid, b"_INBOX.a", block, payload),
+        (subject, sid, None, block, b"-NAK"),
+        (subject + b".x", sid, None, block, payload),
+    )
+    for each in bad:
+        assert function([*good, each], PLAIN) is None

@@ -1,5 +1,6 @@
 """One Spark session and one broker for all tests that need them: starting Spark takes seconds."""
 
+import fcntl
 import hashlib
 import itertools
 import os
@@ -18,6 +19,7 @@ from strandline.testing import ProcessServer
 SOURCE = str(Path(__file__).parents[2] / "src")
 JOBS = Path(__file__).parent / "jobs"
 SPARK = Path(find_spec("pyspark").origin).parent
+ARCHIVE_S = 300
 _numbers = itertools.count()
 
 
@@ -42,19 +44,18 @@ def java_starts_quickly(importable_by_workers, request):
     cannot make one: tests only take longer then.
     """
     from strandline.spark.java import find_java_home
+    from strandline.spark.session import QUICK_JAVA
 
+    options = QUICK_JAVA
     cache = getattr(request.config, "cache", None)
     base = find_java_home() / "lib" / "server" / "classes.jsa"
-    if cache is None or not base.exists():
-        yield
-        return
-    archive = class_archive(cache.mkdir("java"), base)
-    if not archive.exists():
-        yield
-        return
+    if cache is not None and base.exists():
+        archive = class_archive(cache.mkdir("java"), base)
+        if archive.exists():
+            options += f" -XX:SharedArchiveFile={archive} -Xlog:disable"
     with pytest.MonkeyPatch.context() as patch:
         for name in ("SPARK_SUBMIT_OPTS", "SPARK_DAEMON_JAVA_OPTS"):
-            patch.setenv(name, f"-XX:SharedArchiveFile={archive} -Xlog:disable")
+            patch.setenv(name, options)
         yield
 
 
@@ -63,15 +64,31 @@ def class_archive(directory, base):
     made_of = [base, *(SPARK / "jars").glob("spark-core*.jar")]
     stamps = "".join(f"{file}{file.stat().st_mtime_ns}" for file in made_of)
     archive = directory / f"{hashlib.sha256(stamps.encode()).hexdigest()[:16]}.jsa"
-    if not archive.exists():
-        for old in directory.glob("*.jsa"):
-            old.unlink(missing_ok=True)
-        making = directory / f"{os.getpid()}"
-        command = [sys.executable, str(JOBS / "archive.py"), str(making)]
-        subprocess.run(command, stdout=sys.stderr, timeout=300, check=False)
-        if making.exists():
-            making.rename(archive)
+    with (directory / "lock").open("w") as lock:
+        # Of two workers that need it one makes it, with a minute of CPU, and the other waits.
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        else:
+            if not archive.exists():
+                make_archive(archive, directory)
     return archive
+
+
+def make_archive(archive, directory):
+    """Run a job that leaves an archive of the classes that it loaded."""
+    for old in directory.iterdir():
+        if old.name != "lock":
+            old.unlink(missing_ok=True)
+    making = directory / f"{os.getpid()}"
+    command = [sys.executable, str(JOBS / "archive.py"), str(making)]
+    try:
+        subprocess.run(command, stdout=sys.stderr, timeout=ARCHIVE_S, check=False)
+    except subprocess.TimeoutExpired:
+        return  # what Java has written may be a part of it
+    if making.exists():
+        making.rename(archive)
 
 
 @pytest.fixture(scope="session")
@@ -79,7 +96,12 @@ def spark(importable_by_workers):
     """Two cores, many attempts a task (some tests kill them), as little logging as possible."""
     from strandline.spark.session import QUICK_START, spark_session
 
-    settings = QUICK_START | {"spark.sql.streaming.stopTimeout": "30s"}
+    settings = QUICK_START | {
+        "spark.sql.streaming.stopTimeout": "30s",
+        # Compiling Java for each query takes longer than running it over a few rows.
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    }
     session = spark_session("local[2,12]", app_name="tests", settings=settings)
     session.sparkContext.setLogLevel("OFF")
     yield session

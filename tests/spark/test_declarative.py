@@ -5,11 +5,11 @@ import shutil
 import sys
 from pathlib import Path
 
+import pyspark
 import pytest
 
 from strandline.spark.demo.processes import Child
-from strandline.spark.java import find_java_home
-from strandline.spark.session import QUICK_JAVA
+from strandline.spark.java import find_java_home, spark_home
 
 pytest.importorskip("grpc_status", reason="spark-pipelines needs pyspark[pipelines]")
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
@@ -22,10 +22,10 @@ def run(directory, server):
     environment = {
         "STRANDLINE_SERVER": server,
         "JAVA_HOME": str(find_java_home()),
+        "SPARK_HOME": str(spark_home(Path(pyspark.__file__).parent)),
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_SUBMIT_OPTS": f"{QUICK_JAVA} {os.environ.get('SPARK_SUBMIT_OPTS', '')}",
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
     command = [str(Path(sys.executable).parent / "spark-pipelines"), "run"]

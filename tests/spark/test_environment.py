@@ -12,22 +12,28 @@ from strandline.spark.java import wheel_java_home
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 SCRIPT = """
-import json, sys
+import json, pyspark, sys
 from strandline.spark.session import QUICK_START, spark_session
 spark = spark_session("local[1]", settings=QUICK_START)
 server, stream = sys.argv[1:]
 frame = spark.read.format("strandline").options(server=server, stream=stream).load()
+workers = spark.sparkContext.parallelize([1], 1)
+found = workers.map(lambda _: __import__("pyspark").__file__).collect()
+assert found == [pyspark.__file__], found
 system = spark._jvm.System
 print(json.dumps([frame.count(), system.getProperty("java.home")]))
 """
 
 
 def test_spark_runs_on_the_wheel(log, monkeypatch, tmp_path):
-    """With the wheel's Java forced, Spark starts and reads a stream, on that Java."""
+    """With the wheel's Java forced, Spark starts and reads a stream, on that Java; Python workers
+    import the installed PySpark, whose bytecode is kept, not that of Spark's zip.
+    """
     home = wheel_java_home()
     stream = log.new_stream(100)
     monkeypatch.setenv("JAVA_HOME", str(home))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("SPARK_HOME", raising=False)
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, log.server, stream],
         capture_output=True,
@@ -50,7 +56,7 @@ def test_a_session_with_another_python_finds_no_source(log, tmp_path):
     environment = {
         name: value
         for name, value in os.environ.items()
-        if name not in ("PYTHONPATH", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
+        if name not in ("PYTHONPATH", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_HOME")
     }
     done = subprocess.run(
         [sys.executable, "-c", script],

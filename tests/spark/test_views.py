@@ -6,9 +6,11 @@ import sys
 from pathlib import Path
 
 import pyarrow as pa
+import pyspark
 import pytest
 
 from strandline.errors import InvalidConfigError
+from strandline.spark.java import spark_home
 from strandline.spark.views import register_views
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
@@ -52,7 +54,12 @@ def test_a_stream_is_a_name_under_connect(log):
     """The same call, with a session that has no Java of its own."""
     stream = log.new_stream()
     log.client.append_batch(stream, pa.table({"value": [b"1", b"2", b"3"]}))
-    environment = {key: value for key, value in os.environ.items() if "SPARK" not in key}
+    environment = {
+        key: value
+        for key, value in os.environ.items()
+        if "SPARK" not in key or key == "SPARK_SUBMIT_OPTS"
+    }
+    environment["SPARK_HOME"] = str(spark_home(Path(pyspark.__file__).parent))
     done = subprocess.run(
         [sys.executable, str(JOB), log.server, stream],
         capture_output=True,

@@ -36,6 +36,25 @@ def client(server):
                 client.delete_stream(info.name)
 
 
+def test_a_committed_offset_beyond_the_end_is_marked(server, client, page):
+    """The lag is what the next member reads: all of a stream that was created again."""
+    client.create_stream("orders", partitions=1)
+    for _ in range(5):
+        client.append("orders", b"x")
+    client.groups.commit("billing", {PartitionName("orders", 0): 5})
+    page.goto(f"{server.http_url}/group?name=billing")
+    row = page.get_by_role("row", name="orders")
+    expect(row.get_by_role("cell").nth(3)).to_have_text("0")
+    expect(row).not_to_contain_text("beyond")
+    client.delete_stream("orders")
+    client.create_stream("orders", partitions=1)
+    for _ in range(3):
+        client.append("orders", b"y")
+    page.reload()
+    expect(row).to_contain_text("beyond the end")
+    expect(row.get_by_role("cell").nth(3)).to_have_text("3")
+
+
 def test_a_group_is_shown_with_its_lag_and_members_and_is_reset(server, client, page):
     """The preview changes nothing; what it has shown is what is set; members forbid it."""
     client.create_stream("orders", partitions=2)

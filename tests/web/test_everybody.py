@@ -84,8 +84,7 @@ def violations(page):
     ]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
 def test_axe_finds_nothing_to_complain_about(server, open_page, scheme, width):
     """Labels, landmarks, contrast and order of headings, on every page; nothing is cut off."""
     viewport = {"width": width, "height": 844}

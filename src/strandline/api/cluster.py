@@ -125,7 +125,8 @@ class ClusterStatus(WireAnswer, frozen=True, kw_only=True):
     removed: tuple[int, ...] = ()
     """Brokers that were removed; their numbers are not used again."""
     age_ms: int = 0
-    """Time since the broker lost its controller, the age of the status; 0: current."""
+    """Time since the broker lost its controller, the age of the status; 0: current, 1: it has one,
+    which has not sent it the metadata since its start."""
 
 
 CLUSTER_STATUS: Final = AdminCommand(

@@ -148,6 +148,18 @@ class GroupInfo(WireAnswer, frozen=True, kw_only=True):
     """What the last commit said, such as the error of a pipeline that stopped."""
 
 
+def next_offset(committed: int, first: int, end: int) -> int:
+    """Return where the next member begins that starts at the earliest record.
+
+    Args:
+        committed: the committed offset. It may be before the first record, if that was deleted, or
+            beyond the end, if the stream was created again or its log was cut.
+        first: the log start offset.
+        end: the high watermark.
+    """
+    return committed if first <= committed <= end else first
+
+
 def _needs_to_join(request: JoinGroupRequest) -> Iterator[Need]:
     yield group(request.group)
     for name in request.streams:

@@ -445,7 +445,7 @@ class BrokerBase(ABC):
         if not report.checkpointed:
             self.telemetry.count_full_disk()
         for log in storage.logs.values():
-            log.reclaim = self.reclaimer.run
+            log.reclaim_with(self.reclaimer.run)
         self.committer.attach(storage.journal, self._syncer)
         self._checkpoints.attach(storage)
         self._storage = storage
@@ -472,7 +472,7 @@ class BrokerBase(ABC):
 
     def _keep(self, log_id: LogId, log: Log) -> None:
         """Add a log that was created later."""
-        log.reclaim = self.reclaimer.run
+        log.reclaim_with(self.reclaimer.run)
         self._storage.keep(log_id, log)
 
     def _close_storage(self) -> None:

@@ -63,27 +63,32 @@ def status(
     with cluster_admin.connected(server, timeout_s=timeout) as connection:
         [found] = connection.action(CLUSTER_STATUS, None)
         ends = log_ends(found, connection)
-    wanted = of_stream(found.partitions, stream)
+    wanted = of_stream(found.partitions, stream, is_current=not found.age_ms)
     if output is OutputFormat.json:
         print_json(_as_json(found, wanted, ends))
     else:
         _print_status(found, wanted, ends)
     if found.age_ms:
+        since = f"has had no controller for {found.age_ms / 1e3:.0f} s"
+        if found.controller is not None:
+            since = "has not received the metadata since its start"
         raise UnavailableError(
-            f"broker {found.broker} has had no controller for {found.age_ms / 1e3:.0f} s, and the "
-            "status above is as old. Check that most brokers are up, or ask another broker with "
-            "--server"
+            f"broker {found.broker} {since}, and the status above is as old. Check that most "
+            "brokers are up, or ask another broker with --server"
         )
 
 
-def of_stream(parts: "Sequence[CopiesInfo]", stream: str | None) -> "list[CopiesInfo]":
+def of_stream(
+    parts: "Sequence[CopiesInfo]", stream: str | None, *, is_current: bool = True
+) -> "list[CopiesInfo]":
     """Return the partitions of one stream, or all.
 
     Raises:
         UnknownStreamError: there is no such stream, which must not look like one without replicas.
+            What is not current cannot tell.
     """
     wanted = [part for part in parts if stream in (None, part.stream)]
-    if stream is not None and not wanted:
+    if stream is not None and not wanted and is_current:
         names = ", ".join(sorted({part.stream for part in parts})) or "none"
         raise UnknownStreamError(f"no stream {stream!r}; there are: {names}")
     return wanted

@@ -34,6 +34,8 @@ EPILOG = examples(
     "strandline dev --nodes 3 --port-base 0 -o json    # free ports, for programs",
 )
 STOP_TIMEOUT_S = 30.0
+LOG_TIMEOUT_S = 5.0
+"""How long to wait for the end of a log, which a process of a killed broker may hold open."""
 
 
 @reports_errors
@@ -77,8 +79,12 @@ def dev(
         )
         for file in files
     ]
-    for number, broker in enumerate(brokers, 1):
-        threading.Thread(target=_pass_log_on, args=(number, broker), daemon=True).start()
+    readers = [
+        threading.Thread(target=_pass_log_on, args=(number, broker), daemon=True)
+        for number, broker in enumerate(brokers, 1)
+    ]
+    for reader in readers:
+        reader.start()
     try:
         with interrupted_by_sigterm():
             ready = [
@@ -91,6 +97,9 @@ def dev(
         note("stopping")
     finally:
         _stop(brokers)
+        # Python aborts if it ends while one of them prints; and the last lines would be lost.
+        for reader in readers:
+            reader.join(LOG_TIMEOUT_S)
 
 
 def _write_settings(

@@ -1,7 +1,7 @@
 """``strandline group``: list, describe, reset and delete consumer groups."""
 
 from operator import attrgetter
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -75,16 +75,44 @@ def info(
         print_line(f"member {name}: {', '.join(member.streams)}")
     if found.members:
         print_line("")
-    print_table(("stream", "#partition", "#offset", "#lag", "member"), rows)
+    shown = [row.cells for row in rows]
+    print_table(("stream", "#partition", "#offset", "#lag", "member"), shown)
     if found.metadata:
         print_line(f"\nits last commit says: {found.metadata!r}")
     for stream, offsets in found.undecided.items():
         for number, offset in offsets.items():
             print_line(f"\nan open transaction will commit offset {offset} of {stream}/{number}")
+    if any(row.is_beyond for row in rows):
+        print_line(
+            "\n* beyond the end of the log: the stream was created again, or the log was cut. The "
+            "next\nmember begins at its start option, by default the earliest record; so the lag "
+            "is counted."
+        )
 
 
-def _rows(client: "Client", found: "GroupInfo") -> list[tuple[str, int, object, object, str]]:
+class _ProgressRow(NamedTuple):
+    """A group's progress in one partition."""
+
+    stream: str
+    partition: int
+    offset: int | None
+    lag: int | None
+    member: str
+    is_beyond: bool
+    """Whether the committed offset is beyond the end of the log."""
+
+    @property
+    def cells(self) -> tuple[object, ...]:
+        """What the table shows."""
+        offset = "-" if self.offset is None else f"{self.offset}{'*' * self.is_beyond}"
+        lag = "-" if self.lag is None else self.lag
+        return self.stream, self.partition, offset, lag, self.member
+
+
+def _rows(client: "Client", found: "GroupInfo") -> list[_ProgressRow]:
     """Return a row for each partition that has a committed offset or a member."""
+    from strandline.api.groups import next_offset
+
     members = {
         (stream, number): member.instance or member.member
         for member in found.members
@@ -94,17 +122,19 @@ def _rows(client: "Client", found: "GroupInfo") -> list[tuple[str, int, object, 
     }
     committed = {(s, number) for s, offsets in found.positions.items() for number in offsets}
     known = {stream.name for stream in client.list_streams()}
-    ends = {
-        stream: client.offsets(stream)
+    extents = {
+        stream: (client.offsets(stream, "earliest"), client.offsets(stream))
         for stream in {stream for stream, _ in committed | members.keys()} & known
     }
-    rows: list[tuple[str, int, object, object, str]] = []
+    rows: list[_ProgressRow] = []
     for stream, number in sorted(committed | members.keys()):
         offset = found.positions.get(stream, {}).get(number)
-        end = ends.get(stream, {}).get(number)
-        lag = "-" if offset is None or end is None else max(0, end - offset)
-        shown = "-" if offset is None else offset
-        rows.append((stream, number, shown, lag, members.get((stream, number), "-")))
+        firsts, ends = extents.get(stream, ({}, {}))
+        lag, is_beyond, member = None, False, members.get((stream, number), "-")
+        if offset is not None and number in firsts and number in ends:
+            lag = ends[number] - next_offset(offset, firsts[number], ends[number])
+            is_beyond = offset > ends[number]
+        rows.append(_ProgressRow(stream, number, offset, lag, member, is_beyond))
     return rows
 
 

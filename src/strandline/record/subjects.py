@@ -83,6 +83,8 @@ def subject_matches(pattern: str, subject: str) -> bool:
         return pattern == subject
     if pattern[0] in "*>" and is_reserved(subject):
         return False
+    if pattern[-2:] == ".>" and "*" not in pattern:
+        return subject.startswith(pattern[:-1])  # most patterns, such as all keys of a bucket
     wanted, tokens = pattern.split("."), subject.split(".")
     if wanted[-1] == ">":
         wanted = wanted[:-1]

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 import pyspark
 from py4j.java_gateway import JavaGateway
@@ -25,11 +26,12 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from strandline.errors import UnavailableError
-from strandline.spark.java import use_java
+from strandline.spark.java import spark_home, use_java
 from strandline.spark.releases import check_spark_version
 
 logger = logging.getLogger(__name__)
 
+_PACKAGE = Path(pyspark.__file__).parent
 _STATE = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _CHECKPOINTS = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -106,6 +108,7 @@ def spark_session(
     chosen = RECOMMENDED | (LAPTOP if master.startswith("local") else {}) | dict(settings or {})
     builder = SparkSession.builder.master(master).appName(app_name).config(map=chosen)
     logger.info("starting Spark with master %s", master)
+    _use_spark_home(chosen)
     started_s = time.monotonic()
     try:
         if own_group and SparkContext._gateway is None:  # noqa: SLF001 - as PySpark asks itself
@@ -122,6 +125,20 @@ def spark_session(
     elapsed_s = time.monotonic() - started_s
     logger.info("Spark %s is running, after %.1f s", pyspark.__version__, elapsed_s)
     return session
+
+
+def _use_spark_home(settings: Mapping[str, str]) -> None:
+    """Set ``SPARK_HOME`` to one whose Python processes start sooner, unless it is set.
+
+    Another Python than this one may have no PySpark but that of Spark's home.
+    """
+    pythons = {
+        os.environ["PYSPARK_PYTHON"],
+        os.environ["PYSPARK_DRIVER_PYTHON"],
+        settings.get("spark.pyspark.python", sys.executable),
+    }
+    if pythons == {sys.executable} and (_PACKAGE / "jars").is_dir():
+        os.environ.setdefault("SPARK_HOME", str(spark_home(_PACKAGE)))
 
 
 def _launch_in_group(conf: SparkConf) -> JavaGateway:

@@ -16,18 +16,18 @@ IS_COMPILED = False
 """Whether the compiled functions are used."""
 
 ack_lines = pure.ack_lines
-ack_numbers = pure.ack_numbers
 delivery_frames = pure.delivery_frames
+plain_acks = pure.plain_acks
 split_messages = pure.split_messages
 
 if not os.environ.get("STRANDLINE_PURE_PYTHON"):
     try:
         # By name: linters and type checkers see no module where there is no Python file.
         _compiled = importlib.import_module("strandline.speedups._compiled")
-        ack_lines, ack_numbers, delivery_frames, split_messages = (
+        ack_lines, delivery_frames, plain_acks, split_messages = (
             _compiled.ack_lines,
-            _compiled.ack_numbers,
             _compiled.delivery_frames,
+            _compiled.plain_acks,
             _compiled.split_messages,
         )
         IS_COMPILED = True

@@ -284,32 +284,33 @@ def delivery_frames(
     return frames
 
 
-def ack_numbers(subjects not None, Py_ssize_t start):
-    if start < 0:
-        raise IndexError("no such position")
-    cdef list found = []
-    cdef bytes subject
-    cdef Py_ssize_t position, end, word, number
+def plain_acks(messages not None, frozenset payloads not None):
+    cdef dict found = {}
+    cdef list several = None
+    cdef bytes subject, beginning = None
+    cdef Py_ssize_t position, end, number
     cdef Py_ssize_t starts[ACK_NUMBERS]
     cdef Py_ssize_t stops[ACK_NUMBERS]
-    for subject in tuple(subjects):
-        end, position, number = len(subject), start, 0
-        while number < ACK_NUMBERS and position < end:
-            word = position
-            while position < end and 48 <= subject[position] <= 57:
-                position += 1
-            if not 0 < position - word <= ACK_DIGITS_MAX:
-                break
-            starts[number], stops[number] = word, position
-            number += 1
-            if number < ACK_NUMBERS:
-                if position == end or subject[position] != 46:
-                    break
-                position += 1
-        if number == ACK_NUMBERS and position == end:
-            found.append(
-                (_whole(subject, starts[1], stops[1]), _whole(subject, starts[2], stops[2]))
-            )
+    for subject, _, reply, _, payload in tuple(messages):
+        if reply is not None or payload not in payloads:
+            return None
+        position, number = len(subject), ACK_NUMBERS
+        while number:
+            number -= 1
+            end = position
+            while position > 0 and 48 <= subject[position - 1] <= 57:
+                position -= 1
+            if not 0 < end - position <= ACK_DIGITS_MAX:
+                return None
+            if position == 0 or subject[position - 1] != 46:
+                return None
+            starts[number], stops[number] = position, end
+            position -= 1
+        # Most acknowledge the same consumer as the one before.
+        if beginning is None or not _is_at(subject, 0, position, beginning):
+            beginning = _cut(subject, 0, position)
+            several = found.setdefault(beginning, [])
+        several.append((_whole(subject, starts[1], stops[1]), _whole(subject, starts[2], stops[2])))
     return found
 
 

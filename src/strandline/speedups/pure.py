@@ -1,15 +1,13 @@
 """The functions in plain Python, and what each of them is for."""
 
-import itertools
 import re
 from collections.abc import Sequence
 from typing import Any, Final
 
 DIGITS_MAX: Final = 19
 """Numbers with as many digits are not read: they are above any limit."""
-ACK_NUMBERS: Final = 5
 _ACK_NUMBERS: Final = re.compile(
-    rb"[0-9]{1,20}\.([0-9]{1,20})\.([0-9]{1,20})\.[0-9]{1,20}\.[0-9]{1,20}"
+    rb"\.[0-9]{1,20}\.([0-9]{1,20})\.([0-9]{1,20})\.[0-9]{1,20}\.[0-9]{1,20}"
 )
 
 
@@ -150,15 +148,25 @@ def delivery_frames(
     return b"".join(frames)
 
 
-def ack_numbers(subjects: Sequence[bytes], start: int) -> list[tuple[int, int]]:
-    """Return the second and the third of the five numbers at the end of each subject.
+def plain_acks(
+    messages: Sequence[Any], payloads: frozenset[bytes]
+) -> dict[bytes, list[tuple[int, int]]] | None:
+    """Return the second and the third of the five numbers that end each message's subject.
 
     Args:
-        subjects: with the numbers, of at most 20 digits, and a dot between two of them; others are
-            left out.
-        start: where the first number begins, from 0 on.
+        messages: as ``split_messages`` returns them.
+        payloads: those that a plain acknowledgement has.
+
+    Returns:
+        The numbers by what is before them in the subject, in order. None: a message is no plain
+        acknowledgement. It has a reply subject, another payload, or a subject without five numbers
+        of at most 20 digits, with a dot before each.
     """
-    if start < 0:
-        raise IndexError("no such position")
-    matches = map(_ACK_NUMBERS.fullmatch, subjects, itertools.repeat(start))
-    return [(int(match[1]), int(match[2])) for match in matches if match is not None]
+    found: dict[bytes, list[tuple[int, int]]] = {}
+    for subject, _, reply, _, payload in messages:
+        beginning = subject.rsplit(b".", 5)[0]
+        match = _ACK_NUMBERS.fullmatch(subject, len(beginning))
+        if reply is not None or payload not in payloads or match is None:
+            return None
+        found.setdefault(beginning, []).append((int(match[1]), int(match[2])))
+    return found

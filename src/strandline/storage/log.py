@@ -359,7 +359,7 @@ class Log(LogDurability):
         checkpoint; the others must stay until the start is durable.
         """
         self._drop_below(min(offset, self._stable_base))
-        self.reclaim(partial(self._disk.sync_directory, self.directory))
+        self._reclaim(partial(self._disk.sync_directory, self.directory))
 
     def drop_before(self, offset: int) -> None:
         """Remove the records below ``offset``, which was stored as the start."""
@@ -410,7 +410,7 @@ class Log(LogDurability):
         """
         names = {segment.path for segment in self._layout.segments}
         if gone:
-            self.reclaim(partial(self._remove_files, gone, names))
+            self._reclaim(partial(self._remove_files, gone, names))
 
     def _remove_files(self, segments: Sequence[Segment], names: Collection[Path]) -> None:
         for segment in segments:
@@ -501,7 +501,7 @@ class Log(LogDurability):
             for segment in self._layout.segments:
                 segment.is_retired = True
             doomed = doom_log_directory(self.directory, disk=self._disk)
-        self.reclaim(partial(self._remove_directory, doomed))
+        self._reclaim(partial(self._remove_directory, doomed))
 
     def _remove_directory(self, doomed: Path) -> None:
         for segment in self._layout.segments:

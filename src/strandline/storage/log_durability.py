@@ -45,8 +45,7 @@ class LogDurability(LogReads):
         self.journal: Journal | None = None
         """Where its batches are, too, and recovery would look for them; None: in its files alone.
         """
-        self.reclaim: Callable[[Callable[[], None]], None] = _now
-        """Runs what removes files, at once or on a thread for that; in the order given."""
+        self._reclaim: Callable[[Callable[[], None]], None] = _now
         self.truncations = 0
         """The number of truncations that had a marker."""
         self._is_held_up = False
@@ -58,6 +57,10 @@ class LogDurability(LogReads):
         """Incremented by each truncation."""
         self._captured_version, self._checkpointed_version = 0, 0
         """The versions of the last checkpoint that was taken, and of the last durable one."""
+
+    def reclaim_with(self, run: Callable[[Callable[[], None]], None]) -> None:
+        """Remove files by ``run``: at once or on a thread for that, in the order given."""
+        self._reclaim = run
 
     # -- in memory, or written (one thread) ------------------------------------------------------
 

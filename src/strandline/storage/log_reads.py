@@ -62,15 +62,18 @@ class LogReads:
         poisoned: a write or sync failed; the log has to be reopened.
     """
 
-    sealer: Sealer | None = None
-    """Decrypts the batches of an encrypted stream, which are served as stored."""
-
     def __init__(self, directory: Path, segments: Sequence[Segment], start: Offset) -> None:
         self.directory = directory
         self.log_start_offset = start
         self.poisoned = False
+        self.sealer: Sealer | None = None
+        """Decrypts the batches of an encrypted stream, which are served as stored."""
         self._closed = False
         self._arrange(segments)
+
+    def seal_with(self, sealer: Sealer | None) -> None:
+        """Encrypt and decrypt batches by ``sealer``; None: they are stored in the clear."""
+        self.sealer = sealer
 
     @property
     def log_end_offset(self) -> Offset:

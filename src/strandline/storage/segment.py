@@ -19,6 +19,7 @@ from strandline.storage.segment_reads import (
     SUBJECTS_SUFFIX,
     TIMES_SUFFIX,
     SegmentReads,
+    Tail,
 )
 
 PENDING_BYTES_MAX = 1 << 20
@@ -49,7 +50,7 @@ class Segment(SegmentReads):
         segment.synced_bytes = size
         segment.indexed_bytes = size
         segment.index = segment.times = None
-        segment._tail = (size, [])
+        segment._tail = Tail(size, [], [])
         return segment
 
     def append(self, batch: Bytes, extent: BatchHeader | Extent) -> None:
@@ -59,13 +60,14 @@ class Segment(SegmentReads):
             DiskFullError: no space; the segment is as before.
             LogPoisonedError: the write failed.
         """
-        written, pending = self._tail
+        written, pending, positions = self._tail
         size = self.size
         length = extent.length
         if size + length - written > PENDING_BYTES_MAX:
             self._write([*pending, batch])
         else:
             pending.append(batch)
+            positions.append(size)
         self.note(extent, size)
         self.size = size + length
         self.next_offset = extent.next_offset
@@ -73,7 +75,7 @@ class Segment(SegmentReads):
     @property
     def pending_bytes(self) -> int:
         """Bytes that are in memory only."""
-        return self.size - self._tail[0]
+        return self.size - self._tail.written
 
     def write_pending(self) -> None:
         """Write the batches in memory to the file; not synced.
@@ -82,29 +84,29 @@ class Segment(SegmentReads):
             DiskFullError: no space; the batches stay in memory.
             LogPoisonedError: the write failed.
         """
-        pending = self._tail[1]
+        pending = self._tail.pending
         if pending:
             self._write(pending)
 
     def _write(self, buffers: Sequence[Bytes]) -> None:
-        written = self._tail[0]
+        written = self._tail.written
         file = self.file
         try:
             self._disk.pwritev(file.fd, buffers, written)
         except DiskFullError:
             self._disk.truncate(file.fd, written)
             raise
-        self._tail = (written + sum(map(len, buffers)), [])
+        self._tail = Tail(written + sum(map(len, buffers)), [], [])
 
     def adopt(self, written: int) -> None:
         """Make ``written`` bytes of the file visible, counted or not; during recovery only."""
-        self._tail = (written, [])
+        self._tail = Tail(written, [], [])
 
     def overwrite(self, batch: Bytes, position: int) -> None:
         """Write a batch at a position, over any bytes there; during recovery only."""
         assert not self.sealed, "sealed segments do not change"
         self._disk.pwrite(self.file.fd, batch, position)
-        self._tail = (max(self._tail[0], position + len(batch)), [])
+        self._tail = Tail(max(self._tail.written, position + len(batch)), [], [])
 
     def advance(self, header: BatchHeader) -> None:
         """Count the batch at the end as part of the segment; during recovery only."""
@@ -134,14 +136,15 @@ class Segment(SegmentReads):
             LogPoisonedError: the file could not be truncated.
         """
         assert not self.sealed, "a sealed segment is replaced: readers have it mapped"
-        written, pending = self._tail
+        written, pending, _ = self._tail
         kept = memoryview(b"".join(pending))[: max(position - written, 0)]
         self.cuts += 1
         self.next_offset = next_offset
         self.size = position
         self._hints = {}
         self.subjects = None
-        self._tail = (min(written, position), [bytes(kept)] if kept else [])
+        left: list[Bytes] = [bytes(kept)] if kept else []
+        self._tail = Tail(min(written, position), left, [written] * len(left))
         if position < self.indexed_bytes:
             self.indexed_bytes = -1
         if self.index is not None and self.times is not None:
@@ -177,7 +180,7 @@ class Segment(SegmentReads):
 
     def sync(self) -> None:
         """Make the bytes written so far survive a power loss; may run on any thread."""
-        written, cuts = self._tail[0], self.cuts
+        written, cuts = self._tail.written, self.cuts
         if written > self.synced_bytes:
             file = self.file
             self._disk.fdatasync(file.fd)

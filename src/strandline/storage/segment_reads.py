@@ -9,6 +9,7 @@ removed or replaced, holds no file: existing views stay valid, and every other a
 
 import contextlib
 import mmap
+from bisect import bisect_left, bisect_right
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -68,6 +69,17 @@ class BatchLocation(NamedTuple):
     expected: int
 
 
+class Tail(NamedTuple):
+    """The end of a segment that is being written."""
+
+    written: int
+    """How many bytes are in the file."""
+    pending: list[Bytes]
+    """The batches after them, which are in memory only."""
+    positions: list[int]
+    """Where each of those begins in the segment; added after it."""
+
+
 class SegmentReads:
     """Batches from ``base_offset`` up to ``next_offset``, ``size`` bytes of them."""
 
@@ -100,7 +112,7 @@ class SegmentReads:
         """The subject index, as far as ``log_subjects`` has it in memory."""
         self._file: OpenFile | None = None
         self._map: mmap.mmap | None = None
-        self._tail: tuple[int, list[Bytes]] = (0, [])
+        self._tail = Tail(0, [], [])
         self._hints: dict[int, int] = {}
 
     @property
@@ -116,7 +128,7 @@ class SegmentReads:
         if file is not None:
             return file
         self._check_not_retired()
-        is_new = not self._tail[0]  # else its name exists
+        is_new = not self._tail.written  # else its name exists
         is_kept = not (self.sealed and self.is_synced)
         try:
             file = OpenFile(self.path, disk=self._disk, write=not self.sealed, create=is_new)
@@ -156,7 +168,7 @@ class SegmentReads:
     @property
     def written_bytes(self) -> int:
         """The bytes that are in the file, not only in memory."""
-        return self._tail[0]
+        return self._tail.written
 
     def note(self, extent: BatchHeader | Extent, position: int) -> None:
         """Add a batch at ``position`` to the indexes and the timestamps."""
@@ -175,10 +187,10 @@ class SegmentReads:
         """Return at most ``length`` bytes from ``position``; of sealed segments without a copy."""
         if self.sealed:
             return memoryview(self._mapped())[position : position + length]
-        written, pending = self._tail
-        from_file = min(length, written - position)
+        tail = self._tail
+        from_file = min(length, tail.written - position)
         if from_file <= 0:
-            return memoryview(_part(pending, -from_file, length))
+            return memoryview(_pending_part(tail, position, position + length))
         try:
             file = self.file
         except LogPoisonedError:
@@ -187,8 +199,9 @@ class SegmentReads:
             return self.view(position, length)  # it was sealed, and its name removed, just now
         data = self._disk.pread(file.fd, from_file, position)
         self._check_not_retired()  # the file may have been emptied meanwhile
-        rest = length - from_file
-        return memoryview(data + _part(pending, 0, rest) if rest else data)
+        if from_file < length:
+            data += _pending_part(tail, tail.written, position + length)
+        return memoryview(data)
 
     def is_at_hand(self, offset: int) -> bool:
         """Return whether a record is in memory, and in a small batch.
@@ -202,8 +215,7 @@ class SegmentReads:
         position = index.floor(offset)[1]
         following = index.beyond(position)
         end = self.size if following is None else following[1]
-        # A search reads whole windows.
-        length = min(max(end, position + _WINDOW_BYTES), self.written_bytes) - position
+        length = min(end, self.written_bytes) - position
         if end - position > AT_HAND_BYTES_MAX:
             return False
         if length <= 0:
@@ -292,11 +304,15 @@ class SegmentReads:
         hint = self._hints.get(offset)
         if hint is not None and hint < self.size:
             return BatchLocation(hint, offset)
-        expected, position = self._offsets().floor(offset)
+        index = self._offsets()
+        expected, position = index.floor(offset)
         expected = max(expected, self.base_offset)
         size = self.size
+        following = index.beyond(position)
+        # It is before the next entry, if it is there: then nothing behind that is copied.
+        stop = size if following is None else following[1]
         while position < size:
-            window = self._window(position, size)
+            window = self._window(position, size, stop if position < stop else size)
             run = scan(window, 0, len(window), below=offset + 1, verify=verify)
             if run.next_offset > offset:
                 return BatchLocation(position + run.last, expected)
@@ -315,9 +331,9 @@ class SegmentReads:
             position, expected = hole.next_position, hole.next_offset
         return None
 
-    def _window(self, position: int, size: int) -> memoryview:
-        """Return some bytes from ``position``, at least the whole batch that begins there."""
-        view = self.view(position, min(_WINDOW_BYTES, size - position))
+    def _window(self, position: int, size: int, stop: int) -> memoryview:
+        """Return some bytes from ``position`` to ``stop``, or the whole batch that begins there."""
+        view = self.view(position, min(_WINDOW_BYTES, stop - position))
         header = header_at(view, 0)
         if header is not None and len(view) < header.length <= size - position:
             return self.view(position, header.length)
@@ -414,7 +430,7 @@ class SegmentReads:
         """
         size, expected = self.size, -1
         while position < size:
-            window, at = self._window(position, size), 0
+            window, at = self._window(position, size, size), 0
             while (header := header_at(window, at)) is not None:
                 if at + header.length > len(window):
                     break
@@ -431,16 +447,15 @@ class SegmentReads:
         return self.size if found < 0 else position + found
 
 
-def _part(pieces: list[Bytes], start: int, length: int) -> bytes:
-    """Return a part of pieces in a row; no more is copied."""
-    found, end = [], start + length
-    for piece in pieces:
-        if end <= 0:
-            break
-        if start < len(piece):
-            found.append(memoryview(piece)[max(start, 0) : end])
-        start, end = start - len(piece), end - len(piece)
-    return b"".join(found)
+def _pending_part(tail: Tail, start: int, stop: int) -> bytes:
+    """Return what is in memory only between two positions; looks at no other batches."""
+    _, pending, positions = tail
+    first = max(bisect_right(positions, start) - 1, 0)
+    after = bisect_left(positions, stop, first)
+    return b"".join(
+        memoryview(pending[number])[max(start - positions[number], 0) : stop - positions[number]]
+        for number in range(first, after)
+    )
 
 
 def segment_path(directory: Path, base_offset: int) -> Path:

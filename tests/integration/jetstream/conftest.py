@@ -217,6 +217,8 @@ async def used_up(ask, stream, count):
     info = await ask(f"CONSUMER.INFO.{stream}.u")
     assert (info["delivered"]["consumer_seq"], info["num_pending"]) == (2 * count, 0)
     assert (floor_of(info), info["num_ack_pending"]) == ((0, 0), 0)
+    assert info["num_redelivered"] == count
+    return found
 
 
 @pytest.fixture

@@ -92,7 +92,11 @@ async def test_what_is_not_acknowledged_comes_again(ask, filled):
 
 async def test_the_floor_stays_when_all_deliveries_are_used_up(ask, filled):
     """Until the last pending message is acknowledged."""
-    await used_up(ask, filled.name, 9)
+    delivered = await used_up(ask, filled.name, 9)
+    for each, left in zip(delivered[-2:], (8, 7), strict=True):
+        await ask.nc.request(each.reply, b"+ACK")
+        info = await ask(f"CONSUMER.INFO.{filled.name}.u")
+        assert (info["num_redelivered"], floor_of(info)) == (left, (0, 0))
     for number in range(2):
         await ask.nc.request(filled.subject("odd"), b"new %d" % number)
     found = await ask.pull(filled.name, "u", 2)

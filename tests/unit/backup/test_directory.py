@@ -105,6 +105,23 @@ def test_a_damaged_file_is_named(backup, harm):
         backup.verify(backup.load())
 
 
+@pytest.mark.parametrize("read_bytes", [64, 100, 4096])
+def test_a_batch_may_be_longer_than_what_is_read_at_once(backup, monkeypatch, read_bytes):
+    """The piece grows until it holds one, and shrinks again after it."""
+    monkeypatch.setattr("strandline.backup.directory.READ_BYTES", read_bytes)
+    lengths = []
+    pread = backup.disk.pread
+    monkeypatch.setattr(backup.disk, "pread", lambda *to: lengths.append(to[1]) or pread(*to))
+    values = [[b"x" * 10_000], [b"y"], [b"z" * 300]]
+    file = copied(backup, *(batch(at, each) for at, each in enumerate(values)), end=3)
+    backup.verify(manifest_of(file))
+    lengths.clear()
+    found = b"".join(bytes(each) for each, _ in backup.batches(file.name))
+    assert found == b"".join(batch(at, each) for at, each in enumerate(values))
+    assert max(lengths) < 4 * len(found)
+    assert lengths.count(read_bytes) == len([*backup.batches(file.name)])
+
+
 def test_one_backup_at_a_time(backup):
     """A second one into the same directory is refused, and works afterwards."""
     other = BackupDirectory(backup.path)

@@ -34,6 +34,16 @@ def lines(result):
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 
+@pytest.mark.parametrize("command", ["grant", "revoke"])
+def test_a_wrong_rule_needs_no_broker(command):
+    """It is refused before anybody is asked."""
+    words = ["acl", command, "billing", "write", "stream", "orders", "--server", "127.0.0.1:9"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 1
+    assert "write" in done.stderr
+    assert "127.0.0.1" not in done.stderr
+
+
 def test_a_rule_is_granted_listed_and_revoked(run):
     """Rules are written as they are listed; an invalid one is an error before a request."""
     rule = ("billing", "read", "stream", "orders*")

@@ -20,6 +20,14 @@ from strandline.speedups import IS_COMPILED
 from strandline.version import __version__
 
 
+def groups(command, path=()):
+    """The names of all commands that only hold others."""
+    for name, inner in command.commands.items():
+        if hasattr(inner, "commands"):
+            yield " ".join((*path, name))
+            yield from groups(inner, (*path, name))
+
+
 @pytest.fixture
 def run():
     return lambda *arguments: CliRunner().invoke(app, arguments)
@@ -32,6 +40,16 @@ def test_no_command_shows_the_help(run):
     assert "strandline stream create" in result.output
     for command in ("serve", "publish", "read", "inspect", "bench", "demo", "version"):
         assert command in result.output
+
+
+@pytest.mark.parametrize("name", sorted(groups(typer.main.get_command(app))))
+def test_a_group_alone_shows_its_commands(run, name):
+    """As `strandline` alone does."""
+    result = run(*name.split())
+    assert result.exit_code == 2
+    assert "Usage: " in result.output
+    assert "Commands" in result.output
+    assert "Missing command" not in result.output
 
 
 def test_the_version_for_people_and_programs(run):
@@ -52,6 +70,16 @@ def test_every_command_has_a_schema_of_its_output(run):
         jsonschema.Draft202012Validator.check_schema(shown)
     assert json.loads(run("schema", "read", "-o", "json").stdout) == schema_of("read")
     assert "is no command" in run("schema", "nothing").stderr
+
+
+def test_a_line_of_output_is_one_of_its_documents():
+    """A command that prints several kinds of lines has them all in its schema."""
+    assert "anyOf" not in schema_of("version")
+    assert set(schema_of("restore")["$defs"]) >= {"RestoredDocument", "VerifiedDocument"}
+    assert [each["$ref"].rpartition("/")[2] for each in schema_of("restore")["anyOf"]] == [
+        "RestoredDocument",
+        "VerifiedDocument",
+    ]
 
 
 def leaves(group, path=()):

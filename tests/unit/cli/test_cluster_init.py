@@ -146,6 +146,10 @@ def test_racks_homes_and_data_directories_are_told(init):
 def test_it_says_what_to_copy_where_and_what_to_run(init):
     """For people in steps, for programs as a document."""
     text = init("--out", "a", "--home", "/srv").stdout
+    rows = [line.split() for line in text.splitlines()]
+    assert [row[:2] for row in rows if row[:1] in (["1"], ["2"], ["3"])] == [
+        [str(number), f"10.0.0.{number}"] for number in (1, 2, 3)
+    ]
     assert "a/broker-2/  to  10.0.0.2:/srv/broker-2/" in text
     assert "strandline serve --config /srv/broker-2/strandline.yaml" in text
     assert "strandline cluster status --server 10.0.0.1:9293" in text

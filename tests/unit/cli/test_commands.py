@@ -9,15 +9,18 @@ import re
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
 import strandline
 from strandline.cli.app import app
+from strandline.cli.completion import group_names, stream_names
 from strandline.errors import InvalidSubjectError
 from strandline.process.ports import free_ports
 from strandline.testing import Server
+from strandline.types import PartitionName
 
 NUMBERS = itertools.count(1)
 
@@ -374,6 +377,93 @@ def test_what_is_seen_already_needs_no_bar(url, run, stream):
     assert run("read", stream).stderr == ""
 
 
+@pytest.mark.parametrize("output", ["text", "json"])
+def test_partitions_without_a_leader_are_named(run, stream, monkeypatch, output):
+    """After what is known of the others; scripts see it by the exit code."""
+    described = "strandline.cli.stream._described"
+    monkeypatch.setattr(described, lambda client, name: (client.stream_info(name), [0, 3]))
+    done = run("stream", "info", stream, "-o", output, code=1)
+    assert stream in done.stdout
+    assert f"partitions 0, 3 of stream '{stream}' have no leader" in done.stderr
+
+
+def test_limits_of_a_principal_are_shown(run):
+    """A limit that is not set is a dash."""
+    run("quota", "set", "ann", "--connections", "3", "--publish", "2MiB")
+    run("quota", "set", "bob", "--requests", "7")
+    rows = [line.split() for line in run("quota", "list").stdout.splitlines()]
+    assert ["ann", "2MiB", "-", "-", "3"] in rows
+    assert ["bob", "-", "-", "7", "-"] in rows
+    for name in ("ann", "bob"):
+        run("quota", "remove", name)
+
+
+def test_versions_of_a_schema_are_listed(run, stream, tmp_path):
+    """Or how to set the first one."""
+    assert "no schema yet" in run("stream", "schema", "list", stream).stdout
+    assert run("stream", "schema", "list", stream, "-o", "json").stdout == ""
+    file = tmp_path / "columns"
+    for columns in ("id BIGINT", "id BIGINT, name STRING"):
+        file.write_text(columns)
+        run("stream", "schema", "set", stream, str(file))
+    _, *rows = run("stream", "schema", "list", stream).stdout.splitlines()
+    assert [row.split()[:3] for row in rows] == [["1", "json", "1"], ["2", "json", "2"]]
+    title, _, *columns = run("stream", "schema", "show", stream).stdout.splitlines()
+    assert title == f"schema of {stream}, version 2, json values"
+    assert [row.split() for row in columns] == [
+        ["1", "id", "bigint", "yes"],
+        ["2", "name", "string", "yes"],
+    ]
+    assert "version 1," in run("stream", "schema", "show", stream, "--version", "1").stdout
+    run("stream", "schema", "delete", stream, "--yes")
+
+
+def test_the_lag_of_a_group_is_what_its_next_member_reads(url, run, stream):
+    """Not what was deleted; and all, if the stream was created again and is shorter: it says so."""
+    group, last = f"group-of-{stream}", r"\* beyond the end of the log"
+
+    def rows():
+        shown = run("group", "info", group).stdout
+        found = [line.split() for line in shown.splitlines() if line.startswith(stream)]
+        assert bool(re.search(last, shown)) == any("*" in row[2] for row in found)
+        return [row[1:4] for row in found]
+
+    with strandline.connect(url) as client:
+        for number in range(10):
+            client.append(stream, b"x", partition=number % 2)
+        client.groups.commit(group, {PartitionName(stream, 0): 1, PartitionName(stream, 1): 5})
+        assert rows() == [["0", "1", "4"], ["1", "5", "0"]]
+        client.delete_records(stream, 3, partition=0)
+        assert rows() == [["0", "1", "2"], ["1", "5", "0"]]
+        client.delete_stream(stream)
+        assert rows() == [["0", "1", "-"], ["1", "5", "-"]]
+        client.create_stream(stream, partitions=2)
+        for number in range(4):
+            client.append(stream, b"y", partition=number % 2)
+        assert rows() == [["0", "1", "1"], ["1", "5*", "2"]]
+        with client.consumer(group, [stream]) as consumer:
+            found = consumer.poll(30)
+            while sum(each.records.num_rows for each in found) < 3:
+                found += consumer.poll(30)
+            assert sum(each.records.num_rows for each in found) == 3
+            assert consumer.lag() == {PartitionName(stream, number): 0 for number in (0, 1)}
+            consumer.commit()
+        assert rows() == [["0", "2", "0"], ["1", "2", "0"]]
+    run("group", "delete", group, "--yes")
+
+
+def test_names_are_completed(url, run, stream):
+    """Streams and groups by their first letters; nothing without a broker, or where none fits."""
+    run("group", "reset", f"group-of-{stream}", stream, "--to", "latest")
+    context = SimpleNamespace(params={"server": url})
+    assert stream_names(context, stream) == [stream]
+    assert group_names(context, f"group-of-{stream}") == [f"group-of-{stream}"]
+    for complete in (stream_names, group_names):
+        assert complete(context, "no-such") == []
+        assert complete(SimpleNamespace(params={"server": "127.0.0.1:9"}), "") == []
+    run("group", "delete", f"group-of-{stream}", "--yes")
+
+
 SPOKEN = """
     stream create spoken --subject spoken.> --partitions 2 | publish spoken one --partition 0
     publish spoken two | stream list | stream info spoken | read spoken | read spoken --format raw
@@ -392,3 +482,11 @@ def test_every_command_speaks_json(run):
         found = lines(run(*command.split(), "--output", "json"))
         assert all(isinstance(document, dict) for document in found), command
         assert found or command.split()[-1] == "list", command
+
+
+def test_every_command_says_something_to_people(run):
+    """What it did, or the head of a list at least."""
+    for command in re.split(r"[|\n]", SPOKEN.replace("spoken", "written").strip()):
+        said = run(*command.split()).stdout.strip()
+        assert said, command
+        assert not said.startswith(("{", "[")), command

@@ -296,6 +296,26 @@ def test_a_clock_before_the_installation_is_an_error(doctor, monkeypatch):
     assert "1970-01-02" in found["clock"]["detail"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("ext4", None),
+        ("xfs", None),
+        ("confuse", None),
+        ("nfs4", "locks and syncs over a network"),
+        ("fuse", "a program in user space"),
+        ("fuse.sshfs", "a program in user space"),
+        ("fuseblk", "a program in user space"),
+    ],
+)
+def test_a_file_system_that_may_lose_records_is_a_warning(doctor, monkeypatch, kind, said):
+    """By its type; one that is not known is taken to be a disk's."""
+    monkeypatch.setattr("strandline.cli.machine_checks.file_system_of", lambda _: kind)
+    _, found = doctor()
+    assert found["file system"]["status"] == ("warning" if said else "ok")
+    assert (said or kind) in found["file system"]["detail"]
+
+
 def test_the_file_system_is_the_one_of_the_directory(tmp_path):
     """As ``stat`` says it of the same place."""
     from strandline.cli.machine_checks import file_system_of

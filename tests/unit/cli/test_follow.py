@@ -68,11 +68,16 @@ def test_follow_with_a_limit_ends_by_itself():
 
 
 def test_dev_says_what_to_export_and_which_broker_died(tmp_path):
-    """The printed variables reach the brokers; a killed one is named with how to start it again."""
+    """The printed variables reach the brokers; a killed one is named with how to start it again;
+    the other's log is there to its last line.
+    """
     command = (*CLI, "dev", "--nodes", "2", "--port-base", "0", "--data-dir", str(tmp_path / "dev"))
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as dev:
+    command += ("--log-level", "info")
+    log = tmp_path / "log"
+    with (
+        log.open("w") as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as dev,
+    ):
         lines = [dev.stdout.readline() for _ in range(5)]
         pids = [int(found) for found in re.findall(r"pid (\d+)", "".join(lines))]
         exports = dict(re.findall(r"export (\w+)=(\S+)", "".join(lines)))
@@ -91,7 +96,8 @@ def test_dev_says_what_to_export_and_which_broker_died(tmp_path):
         assert "broker 2 was killed by SIGKILL; start it again with: strandline serve" in died
         assert died.strip().endswith("broker-2.yaml")
         dev.terminate()
-        assert dev.wait(60) == 0
+        assert dev.wait(60) == 0, log.read_text()
+    assert re.search(r"^broker 1: .*: stopped$", log.read_text(), re.MULTILINE)
     until(lambda: not is_running(pids[0]))
 
 

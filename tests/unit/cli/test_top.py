@@ -8,8 +8,19 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
+
+import pytest
 
 import strandline
+from strandline.cli.top import (
+    GroupLag,
+    Measurement,
+    StreamRate,
+    _group,
+    _with_group_rates,
+    _with_stream_rates,
+)
 from strandline.testing import ProcessServer, Server
 from tests.kit.clusters import three_brokers
 
@@ -56,6 +67,42 @@ def test_rates_and_lag_are_measured():
     assert group["group"] == "billing"
     assert group["lag"] == newest["end"] - group["committed"] > 0
     assert last["brokers"] == []
+
+
+def measured(at_s, *, end=0, size=0, committed=0):
+    """A measurement of one stream and one group."""
+    stream = StreamRate(stream="s", partitions=1, records=end, size_bytes=size, end=end)
+    group = GroupLag(group="g", members=1, lag=0, committed=committed)
+    return Measurement(at_s=at_s, streams=(stream,), groups=(group,))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "rates"),
+    [(4.0, (2.5, -25.0, 0.8)), (1.0, (10.0, -100.0, 3.0)), (0.0, (10_000.0, -100_000.0, 3_000.0))],
+)
+def test_a_rate_is_by_the_time_between_measurements(seconds, rates):
+    """To one decimal; a clock that did not move does not divide by zero."""
+    before = measured(1_000_000.0, end=5, size=300, committed=1)
+    after = measured(1_000_000.0 + seconds, end=15, size=200, committed=4)
+    [stream] = _with_stream_rates(after.streams, before, after.at_s)
+    [group] = _with_group_rates(after.groups, before, after.at_s)
+    assert (stream.records_per_s, stream.bytes_per_s, group.records_per_s) == rates
+    for first in (None, Measurement(at_s=1.0, streams=(), groups=())):
+        assert [*_with_stream_rates(after.streams, first, after.at_s)] == [*after.streams]
+        assert [*_with_group_rates(after.groups, first, after.at_s)] == [*after.groups]
+
+
+@pytest.mark.parametrize(
+    ("committed", "lag"),
+    [({"s": {0: 10}}, 0), ({"s": {0: 7, 1: 4}}, 4), ({"s": {0: 12}, "gone": {0: 3}}, 0), ({}, 0)],
+)
+def test_a_lag_is_what_was_not_committed(committed, lag):
+    """Not negative for a stream made anew, and without streams that are gone."""
+    info = SimpleNamespace(positions=committed, members=["a"])
+    client = SimpleNamespace(groups=SimpleNamespace(info=lambda _: info))
+    found = _group(client, "g", {("s", 0): 10, ("s", 1): 5})
+    assert (found.lag, found.members) == (lag, 1)
+    assert found.committed == sum(at for each in committed.values() for at in each.values())
 
 
 def test_a_terminal_shows_the_newest_until_it_is_interrupted():

@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 
@@ -99,6 +100,20 @@ def test_what_python_prints_over_several_lines_is_one_event(code, words):
     """Warnings and uncaught errors, with their tracebacks."""
     [line] = run_logging(code)
     assert words in line["message"] + line.get("trace", "")
+
+
+def test_a_crash_is_reported_by_the_process_itself():
+    """The pipe's reader dies with it, so the stack goes to the original standard error."""
+    code = (
+        "import faulthandler, os; faulthandler.enable()\n"
+        "from strandline.process.logs import logging_to_stderr\n"
+        "with logging_to_stderr('info', 'json'):\n    os.abort()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == -signal.SIGABRT
+    assert "Fatal Python error: Aborted" in done.stderr
 
 
 def test_a_broken_standard_error_does_not_complain_to_itself(capsys):

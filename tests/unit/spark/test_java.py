@@ -1,6 +1,9 @@
 """Finding a Java for Spark."""
 
+import os
+import shutil
 import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -78,6 +81,34 @@ def test_the_wheel_is_found_without_importing_it():
     assert java.java_version(home) >= 17
 
 
+def test_a_spark_home_has_everything_but_the_zip_of_its_python(cache):
+    """A second call takes it as it is; where no link can be made, it is the package."""
+    package = cache / "pyspark"
+    for directory in ("bin", "jars", "python/lib"):
+        (package / directory).mkdir(parents=True)
+    home = java.spark_home(package)
+    assert {entry.name: entry.resolve() for entry in home.iterdir()} == {
+        "bin": package / "bin",
+        "jars": package / "jars",
+    }
+    assert java.spark_home(package) == home
+    shutil.rmtree(home.parent)
+    home.parent.touch()
+    assert java.spark_home(package) == package
+
+
+@pytest.mark.parametrize("way", ["PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "setting", "home"])
+def test_the_spark_home_is_left_to_the_user(cache, monkeypatch, way):
+    """Another Python may have no PySpark but the zip; a home that is set stays."""
+    for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+        monkeypatch.setenv(name, "other" if way == name else sys.executable)
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    if way == "home":
+        monkeypatch.setenv("SPARK_HOME", "mine")
+    session._use_spark_home({"spark.pyspark.python": "other"} if way == "setting" else {})
+    assert os.environ.get("SPARK_HOME") == ("mine" if way == "home" else None)
+
+
 def test_a_spark_that_does_not_start_is_told_in_one_line(monkeypatch):
     """A wrong master or setting ended in sixty lines of Java."""
     monkeypatch.setattr(session, "use_java", lambda: None)
@@ -92,6 +123,7 @@ def test_a_spark_that_does_not_start_is_told_in_one_line(monkeypatch):
             raise error
 
         monkeypatch.setattr(session.SparkSession.Builder, "getOrCreate", fail)
+        monkeypatch.setenv("SPARK_HOME", "mine")
         with pytest.raises(UnavailableError, match=f"master 'foo'.*{said}") as told:
             session.spark_session("foo")
         assert "\n" not in told.value.message

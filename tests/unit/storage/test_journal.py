@@ -201,8 +201,14 @@ def test_a_file_is_wanted_where_no_checkpoint_frees_one_in_time(open_journal, ma
     while not journal.full_files:
         journal.append([(LogId(1), make_batch(0, size=FILE_BYTES))])
     assert not journal.needs_spare, "a checkpoint frees the one that is full"
-    for _ in range(4):
-        journal.append([(LogId(1), make_batch(0, size=FILE_BYTES))])
+    before = journal._position
+    journal.append([(LogId(1), make_batch(0, size=FILE_BYTES))])
+    overhead = journal._position - before - FILE_BYTES
+    rest = FILE_BYTES * 4 - journal._position - overhead
+    journal.append([(LogId(1), make_batch(0, size=rest))])
+    assert journal._position == FILE_BYTES * 4, "half full"
+    assert not journal.needs_spare
+    journal.append([(LogId(1), make_batch(0))])
     assert journal.needs_spare, "it does not come"
     journal.sync()
     journal.recycle(journal.last_sequence)

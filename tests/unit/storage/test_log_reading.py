@@ -10,6 +10,7 @@ from strandline.record.batch import check_batch, read_header
 from strandline.storage.disk import Disk
 from strandline.storage.log import Log
 from strandline.storage.mapped_segments import MAPPED_SEGMENTS
+from strandline.storage.offset_index import INTERVAL_BYTES
 from strandline.storage.segment import Segment
 from strandline.storage.segment_reads import AHEAD_BYTES, RetiredSegmentError
 
@@ -22,6 +23,16 @@ def seal(log, *, sealed):
     log.flush()
 
 
+class CountedBatches(list):
+    """Batches that count how many of them are looked at."""
+
+    looked_at = 0
+
+    def __getitem__(self, number):
+        self.looked_at += 1
+        return super().__getitem__(number)
+
+
 @pytest.mark.parametrize("sealed", [False, True])
 def test_read_starts_with_the_batch_that_holds_the_offset(open_log, fill, sealed):
     """Any offset finds its batch, and one batch comes whatever the byte limit."""
@@ -32,6 +43,23 @@ def test_read_starts_with_the_batch_that_holds_the_offset(open_log, fill, sealed
         found = log.read(offset, 1)
         assert found.buffer == batches[offset // 3]
         assert (found.base_offset, found.next_offset) == (offset // 3 * 3, offset // 3 * 3 + 3)
+
+
+def test_batches_that_are_in_memory_only_are_read_alone(open_log, fill):
+    """However many there are, a read looks at those near the offset; also after a truncation."""
+    log = open_log(segment_bytes=1 << 24)
+    batches = fill(log, 2_000, count=1, size=200)
+    log.truncate_to(1_500)
+    batches[1_500:] = fill(log, 1_000, count=1, size=200)
+    [segment] = log.segments
+    pending = CountedBatches(segment._tail.pending)
+    segment._tail = segment._tail._replace(pending=pending)
+    for offset in range(0, 2_500, 7):
+        assert log.read(offset, 1).buffer == batches[offset]
+        several = bytes(log.read(offset, 3_000).buffer)
+        assert several == b"".join(batches[offset:])[: len(several)]
+        assert len(several) > 2_500 or offset > 2_490
+    assert 0 < pending.looked_at < 2_500 / 7 * (INTERVAL_BYTES / len(batches[0]) + 20)
 
 
 @pytest.mark.parametrize("bytes_max", [0, 100, 1000, 5000, 1 << 20])

@@ -117,7 +117,7 @@ def test_a_segment_removed_while_it_is_read_is_looked_for_again(full_log, monkey
 def test_files_removed_later_are_gone_from_the_log_at_once(full_log):
     """The caller decides when files are removed; readers no longer see them before that."""
     later = []
-    full_log.reclaim = later.append
+    full_log.reclaim_with(later.append)
     path = full_log.segments[0].path
     full_log.truncate_before(full_log.log_end_offset)
     assert len(full_log.segments) == 1
@@ -131,7 +131,7 @@ def test_a_removed_segment_takes_no_file_from_the_next_one_of_its_name(tmp_path,
     """It was in memory only, and the log has grown again before the removal was carried out."""
     later = []
     log = Log.open(tmp_path / "log", disk=Disk(), segment_bytes=1000, segment_age_ms=0)
-    log.reclaim = later.append
+    log.reclaim_with(later.append)
     batches = [make_batch(offset, size=600) for offset in range(2)]
     for batch in batches:
         log.append(batch, read_header(batch))

@@ -38,8 +38,11 @@ class ConsumerStore:
 
     def __init__(self, groups: GroupCoordinatorService) -> None:
         self._groups = groups
-        self.group_deleted: Callable[[str], Awaitable[None]] = _ends_nothing
-        """Ends the consumer of a deleted group where it works."""
+        self._end_consumer: Callable[[str], Awaitable[None]] = _ends_nothing
+
+    def on_group_deleted(self, end_consumer: Callable[[str], Awaitable[None]]) -> None:
+        """Register what ends the consumer of a deleted group where it works."""
+        self._end_consumer = end_consumer
 
     async def keep(
         self, group: str, positions: Positions, consumer: str, *, epoch: int, is_new: bool = False
@@ -71,7 +74,7 @@ class ConsumerStore:
             StrandlineError: as ``GroupCoordinatorService.delete``.
         """
         if await self._groups.delete(group):
-            await self.group_deleted(group)
+            await self._end_consumer(group)
 
     async def claim(self, prefix: str, epoch: int) -> dict[str, str]:
         """Claim the consumers with this prefix for an epoch; return their states.

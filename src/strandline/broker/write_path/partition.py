@@ -93,7 +93,7 @@ class Partition:
         self.name = name
         self.config = config
         self.log = log
-        log.sealer = sealer
+        log.seal_with(sealer)
         self.log_id = log_id
         self.leader_epoch = leader_epoch
         self._admission = admission
@@ -577,7 +577,7 @@ class Partition:
             high_watermark: as far as it is committed; None: all of it.
         """
         assert not self.pending.batches, "everything was rejected when the storage failed"
-        log.sealer = self.log.sealer
+        log.seal_with(self.log.sealer)
         self.log = log
         self._led_from = Offset(0) if self.replica_hooks is None else None  # who leads next says so
         self.duplicates.rebind(log)

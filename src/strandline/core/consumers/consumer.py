@@ -25,8 +25,8 @@ import heapq
 import math
 import operator
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice, repeat
 from typing import Final, Literal, NamedTuple
 
 from strandline.core.consumers.effects import (
@@ -49,6 +49,9 @@ TOO_MANY: Final = "409 Exceeded MaxWaiting"
 
 ENDLESS: Final = 1 << 62
 """The batch of a pull that wants every record."""
+
+GIVEN_UP_MAX: Final = 10_000
+"""How many records are remembered that were delivered as often as they may be."""
 
 AckKind = Literal["ack", "nak", "term", "progress"]
 
@@ -116,6 +119,9 @@ class PullConsumer:
         """The number of records in the entries."""
         self._again: OrderedDict[int, None] = OrderedDict()
         """Pending records that are due for redelivery, oldest first."""
+        self._given_up: OrderedDict[int, None] = OrderedDict()
+        """Records delivered more than once, as often as they may be, and not acknowledged since. As
+        in JetStream they count as redelivered, and after a change of leaders no longer."""
         for sequence, record in state.pending.items():
             self._expect_acks([sequence], now_ms + policy.wait_ms(record.deliveries))
 
@@ -150,12 +156,13 @@ class PullConsumer:
             return None
         if self._again:
             return Wanted(next(iter(self._again)), is_again=True)
-        if self._is_full:
+        if self.is_full:
             return None
         return Wanted(self.state.delivered_stream + 1, is_again=False)
 
     @property
-    def _is_full(self) -> bool:
+    def is_full(self) -> bool:
+        """Whether no new record is delivered until one that is pending is acknowledged."""
         limit = self.policy.max_ack_pending
         return bool(limit and self.policy.acks != "none" and len(self.state.pending) >= limit)
 
@@ -212,7 +219,8 @@ class PullConsumer:
                 )
             else:
                 numbers = range(before + 1, state.delivered_consumer + 1)
-                state.pending.update(zip(sequences, map(_first_delivery, numbers), strict=True))
+                records = map(PendingRecord, numbers, repeat(1))
+                state.pending.update(zip(sequences, records, strict=True))
         else:
             [sequence] = sequences
             assert self._again, "only what is due is delivered again"
@@ -306,6 +314,7 @@ class PullConsumer:
         for sequence, _ in acks:
             record = state.pending.pop(sequence, None)
             if record is None:
+                self._given_up.pop(sequence, None)
                 continue
             self._forget(sequence)
             self.is_changed = True
@@ -335,6 +344,8 @@ class PullConsumer:
         while state.pending and (first := next(iter(state.pending))) <= sequence:
             del state.pending[first]
             self._forget(first)
+        for each in [each for each in self._given_up if each <= sequence]:
+            del self._given_up[each]
         state.floor_stream = sequence
         known = min(consumer_sequence, state.delivered_consumer)
         state.floor_consumer = max(state.floor_consumer, known)
@@ -424,6 +435,10 @@ class PullConsumer:
                 self.state.held_floors = self.state.floors  # as that of one partition, they stay
             del self.state.pending[sequence]
             self.is_changed = True
+            if record.deliveries > 1:
+                self._given_up[sequence] = None
+                if len(self._given_up) > GIVEN_UP_MAX:
+                    self._given_up.popitem(last=False)
         else:
             self._again[sequence] = None
 
@@ -434,10 +449,16 @@ class PullConsumer:
 
     # Counters and checks
 
-    @property
-    def redelivered(self) -> int:
-        """The number of pending records that were delivered more than once."""
-        return sum(record.deliveries > 1 for record in self.state.pending.values())
+    def count_redelivered(self, is_gone: Callable[[int], bool]) -> int:
+        """Return how many records were delivered more than once and are not acknowledged.
+
+        Args:
+            is_gone: whether the record of a sequence is no longer stored.
+        """
+        for sequence in filter(is_gone, list(self._given_up)):
+            del self._given_up[sequence]
+        again = sum(record.deliveries > 1 for record in self.state.pending.values())
+        return again + len(self._given_up)
 
     def check(self) -> None:
         """Assert the invariants; for tests."""
@@ -456,6 +477,7 @@ class PullConsumer:
             assert all(state.floor_stream < each <= state.delivered_stream for each in pending)
         assert set(self._again) | set(self._due) == set(pending)
         assert not set(self._again) & set(self._due)
+        assert self._given_up.keys().isdisjoint(pending)
         assert self._timed == sum(len(waiting) for _, _, waiting in self._timers)
         timed = {(due_ms, each) for due_ms, _, waiting in self._timers for each in waiting}
         assert all(
@@ -467,7 +489,3 @@ class PullConsumer:
         assert self.policy.acks != "none" or not pending
         if self.flow is not None:
             self.flow.check()
-
-
-def _first_delivery(consumer_sequence: int) -> PendingRecord:
-    return PendingRecord(consumer_sequence, 1)

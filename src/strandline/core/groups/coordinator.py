@@ -271,7 +271,10 @@ class GroupCoordinator:
         else:
             self._check_room(request.group)
         self._check_transaction(group, request)
-        if not request.positions and request.metadata == group.metadata:
+        # A transaction has one of its own, which counts when it commits.
+        ours = request.transaction
+        known = group.metadata if ours is None else group.undecided_metadata.get(ours)
+        if not request.positions and request.metadata == (known or ""):
             return
         is_numbered = bool(request.member and request.number)
         committed = {request.member: request.number} if is_numbered else {}
@@ -284,7 +287,7 @@ class GroupCoordinator:
                 transaction=request.transaction,
                 began_with=begun.partitions,
                 created=begun.created,
-                metadata=None if request.metadata == group.metadata else request.metadata,
+                metadata=None if request.metadata == known else request.metadata,
             )
         )
 
@@ -382,7 +385,7 @@ class GroupCoordinator:
             raise GroupInUseError(
                 f"group {request.group!r} has {len(group.members)} members; stop them first"
             )
-        if group.undecided:
+        if group.awaits_transactions:
             raise UnstableOffsetCommitError(
                 f"transactions are about to commit positions of group {request.group!r}; end them"
             )

@@ -127,6 +127,8 @@ class ConsumerGroup:
         """Whether its offsets are stored elsewhere, so that it is kept."""
         self.undecided: dict[PartitionName, Undecided] = {}
         """Offsets that wait for transactions; until then no other member gets the partitions."""
+        self.undecided_metadata: dict[PendingOffsets, str] = {}
+        """What the commits of transactions say, until these have ended."""
         self.consumer = ""
         """Of a NATS consumer, which is then the only one that reads for the group; empty: none."""
         self.consumer_epoch = 0
@@ -138,11 +140,16 @@ class ConsumerGroup:
         return not (
             self.members
             or self.positions
-            or self.undecided
+            or self.awaits_transactions
             or self.keeps
             or self.consumer
             or self.metadata
         )
+
+    @property
+    def awaits_transactions(self) -> bool:
+        """Whether a commit waits for the outcome of its transaction."""
+        return bool(self.undecided or self.undecided_metadata)
 
     def by_instance(self, instance: str) -> GroupMember | None:
         """Return the static member of that name."""
@@ -198,11 +205,11 @@ class GroupsState:
         group.keeps = group.keeps or entry.keeps
         group.consumer = entry.consumer or group.consumer
         group.consumer_epoch = max(group.consumer_epoch, entry.consumer_epoch)
+        if entry.transaction is not None:
+            self._wait(group, entry, entry.transaction)
+            return
         if entry.metadata is not None:
             group.metadata = entry.metadata
-        if entry.transaction is not None:
-            self._wait(entry.group, entry.positions, entry.transaction)
-            return
         for stream, offsets in entry.positions.items():
             group.positions.setdefault(stream, {}).update(offsets)
 
@@ -212,27 +219,31 @@ class GroupsState:
         else:
             self._end(transaction, is_commit=mark is TransactionMark.COMMIT)
 
-    def _wait(self, name: str, positions: Positions, transaction: PendingOffsets) -> None:
-        """Hold offsets until the transaction commits."""
-        self.transactions.wait(transaction, name)
+    def _wait(self, group: ConsumerGroup, entry: GroupEntry, transaction: PendingOffsets) -> None:
+        """Hold what a commit says until its transaction commits."""
+        self.transactions.wait(transaction, entry.group)
         if not self.transactions.is_open(transaction):
             return
-        undecided = self.groups[name].undecided
-        for stream, offsets in positions.items():
+        if entry.metadata is not None:
+            group.undecided_metadata[transaction] = entry.metadata
+        for stream, offsets in entry.positions.items():
             for number, offset in offsets.items():
-                undecided[PartitionName(stream, number)] = Undecided(transaction, offset)
+                group.undecided[PartitionName(stream, number)] = Undecided(transaction, offset)
 
     def _end(self, transaction: PendingOffsets, *, is_commit: bool) -> None:
-        """Let a transaction's pending offsets count, or drop them."""
+        """Let what a transaction's commits say count, or drop it."""
         for name in self.transactions.end(transaction):
             group = self.groups.get(name)
             if group is None:
                 continue
+            metadata = group.undecided_metadata.pop(transaction, group.metadata)
             waited = [at for at, each in group.undecided.items() if each.transaction == transaction]
-            for at in waited:
-                offset = group.undecided.pop(at).offset
-                if is_commit:
-                    group.positions.setdefault(at.stream, {})[at.partition] = offset
+            offsets = {at: group.undecided.pop(at).offset for at in waited}
+            if not is_commit:
+                continue
+            group.metadata = metadata
+            for at, offset in offsets.items():
+                group.positions.setdefault(at.stream, {})[at.partition] = offset
 
     def entries(self, per_entry: int) -> Iterator[GroupEntry]:
         """Return the whole state as new entries of a limited number of items.
@@ -270,6 +281,8 @@ class GroupsState:
                 for start in range(0, len(items), per_entry):
                     part = dict(items[start : start + per_entry])
                     yield GroupEntry(group=name, positions={stream: part})
+            for transaction, text in group.undecided_metadata.items():
+                yield GroupEntry(group=name, transaction=transaction, metadata=text)
             for at, (transaction, offset) in sorted(group.undecided.items()):
                 positions = {at.stream: {at.partition: offset}}
                 yield GroupEntry(group=name, positions=positions, transaction=transaction)

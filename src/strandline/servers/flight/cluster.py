@@ -71,6 +71,8 @@ def cluster_status(broker: ClusterBroker) -> ClusterStatus:
     """Return the cluster's status as this broker knows it."""
     image, quorum = broker.membership.machine.image, broker.membership.quorum
     voters, age_ms = quorum.members.voters, broker.membership.image_age_ms
+    if not age_ms and broker.metadata_error is not None:
+        age_ms = 1  # It has a controller, which has not sent it the metadata since its start.
     return ClusterStatus(
         cluster=broker.config.cluster.name,
         broker=broker.membership.me,

@@ -28,12 +28,7 @@ from strandline.errors import (
 from strandline.record.envelope import MAGIC
 from strandline.record.subjects import has_wildcard
 from strandline.servers.metering import WAIT_S_MAX, Allowance, Metering
-from strandline.servers.nats.backpressure import (
-    QUOTA,
-    ROUND_S,
-    SLICE_S,
-    MessageReader,
-)
+from strandline.servers.nats.backpressure import QUOTA, ROUND_S, SLICE_S, MessageReader
 from strandline.servers.nats.guard import EARLY_PAYLOAD_MAX, Claims, ClientOptions, PublishGuard
 from strandline.servers.nats.headers import NO_RESPONDERS
 from strandline.servers.nats.inboxes import (
@@ -77,7 +72,8 @@ HANDSHAKE_TIMEOUT_S = 5.0
 OKAY: Final = b"+OK\r\n"
 JETSTREAM: Final = b"$JS."
 API_SUBJECTS: Final = b"$JS.API."
-REQUESTS: Final = (API_SUBJECTS, b"$JS.ACK.", b"$JS.FC.")
+ACKS: Final = b"$JS.ACK."
+REQUESTS: Final = (API_SUBJECTS, ACKS, b"$JS.FC.")
 """What the JetStream API handles."""
 QUOTA_HOLD_S: Final = 2.0
 """How long a publisher over its quota waits for its ack at most; stock clients wait 5 s."""
@@ -292,15 +288,19 @@ class PublisherConnection(MessageReader):
             self._shared.api.take_acks(acks, self)
 
     def _take_many(self, events: Sequence[Event]) -> bool:
-        """Append what one read brought, if it is nothing but plain messages; else return False."""
-        if not are_messages(events) or events[0][0].startswith(JETSTREAM):
+        """Handle a read of nothing but plain messages or acknowledgements; else return False."""
+        if not are_messages(events):
             return False
         guard, shared = self._guard, self._shared
         if guard is not None and not (
             guard.is_open and all(map(guard.allows, {message[0] for message in events}))
         ):
             return False
-        if not shared.ingest.append_many(shared.routes, events, self):
+        if events[0][0].startswith(JETSTREAM):
+            if shared.api is None or not all(message[0].startswith(ACKS) for message in events):
+                return False
+            shared.api.take_acks(events, self)
+        elif not shared.ingest.append_many(shared.routes, events, self):
             return False
         self._messages += len(events)
         self._controls = 0
@@ -612,8 +612,8 @@ class PublisherConnection(MessageReader):
         self.output.append(encode_message_with_headers(to, sid, payload, block=block))
 
     def flush_answers(self) -> None:
-        """Send what was queued between group commits."""
-        self._shared.ingest.send_answers()
+        """Send what was queued between group commits, in one write for several answers."""
+        self._shared.ingest.send_answers_soon()
 
     # Other operations of a client
 

@@ -22,6 +22,7 @@ are counted, malformed headers included, and logged where no publisher is answer
 no other broker receives is forwarded to its partition's leader. No sockets here.
 """
 
+import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -219,6 +220,7 @@ class MessageIngest:
         self.backpressure = backpressure
         self.unflushed: list[NatsPeer] = []
         """Connections with queued acks."""
+        self._is_sending_soon = False
         self._forwarder = forwarder
         self._batches = AtomicBatches()
         self._forward_backpressure = Backpressure(1.0, FORWARDING)
@@ -236,6 +238,19 @@ class MessageIngest:
         self.backpressure.release(self._admission.pending_bytes)
         if self._forwarder is not None:
             self._forward_backpressure.release(self._forwarder.fullness)
+
+    def send_answers_soon(self) -> None:
+        """Write queued answers in the loop's next iteration, with those that are queued until then.
+
+        Requests that came together are answered by a task each.
+        """
+        if not self._is_sending_soon:
+            self._is_sending_soon = True
+            asyncio.get_running_loop().call_soon(self._send_gathered)
+
+    def _send_gathered(self) -> None:
+        self._is_sending_soon = False
+        self.send_answers()
 
     def append_many(self, routes: RouteTable, messages: Sequence[Message], sink: ReplySink) -> bool:
         """Append plain messages, those for a partition with one call.

@@ -371,8 +371,8 @@ class NatsConnection(ServerLink):
             self.output.append(encode_publish_with_headers(to, payload, block=block))
 
     def flush_answers(self) -> None:
-        """Send what was queued between group commits."""
-        self._shared.ingest.send_answers()
+        """Send what was queued between group commits, in one write for several answers."""
+        self._shared.ingest.send_answers_soon()
 
     @property
     def payload_max(self) -> int:

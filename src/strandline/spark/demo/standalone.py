@@ -15,7 +15,7 @@ from typing import Self
 
 from strandline.spark.demo.processes import Child
 from strandline.spark.demo.runner import free_port
-from strandline.spark.java import find_java_home
+from strandline.spark.java import find_java_home, spark_home
 from strandline.spark.session import QUICK_JAVA
 
 DEPLOY = "org.apache.spark.deploy"
@@ -33,7 +33,7 @@ class Standalone:
         found = find_spec("pyspark")
         assert found is not None, "pyspark is installed with the extra 'spark'"
         assert found.origin is not None, "it is a package"
-        self._home = Path(found.origin).parent
+        self._home = spark_home(Path(found.origin).parent)
         self._directory = directory
         self._hosts = [f"127.0.0.{number + 1}" for number in range(workers)]
         self._children: list[Child] = []

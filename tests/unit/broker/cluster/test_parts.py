@@ -206,6 +206,26 @@ def test_the_name_of_a_new_log_is_durable_with_one_sync(tmp_path, disk):
         log.close()
 
 
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_log_whose_name_may_not_be_durable_is_not_used(tmp_path, disk, is_open):
+    """Each attempt fails until the name is synced; only a log that it opened itself is closed."""
+    plan = log_plan(tmp_path, 2, StreamConfig(name="s", subject="s"))
+    (tmp_path / "logs").mkdir()
+    first = Log.open(plan.directory, disk=disk, segment_bytes=1 << 20, segment_age_ms=10**9)
+    if not is_open:
+        first.close()
+    wanted = [LogToOpen(2, plan, first if is_open else None, Offset(7), False)]
+    disk.fail("names", "logs", times=2)
+    for _ in range(2):
+        error = open_logs(wanted, disk=disk, synced_sequence=0)[2]
+        assert isinstance(error, StrandlineError)
+    found = open_logs(wanted, disk=disk, synced_sequence=0)[2]
+    assert (found.log_start_offset, found.log_end_offset) == (7, 7)
+    assert (found is first) == is_open
+    append(found, batch(7))
+    found.close()
+
+
 @pytest.mark.parametrize("appends_after", [0, 2])
 def test_a_log_that_was_restarted_stays_restarted(tmp_path, disk, appends_after):
     """After a crash the journal restores only batches after the reset."""

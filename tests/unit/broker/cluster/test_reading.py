@@ -93,7 +93,7 @@ def test_what_is_encrypted_stays_so(log):
     master = MasterKey(b"m" * 32)
     wrapped = (new_data_key(master),)
     name = PartitionName("s", 0)
-    log.sealer = BatchSealer(name, lambda: wrapped, MasterKeys(lambda: (master,)))
+    log.seal_with(BatchSealer(name, lambda: wrapped, MasterKeys(lambda: (master,))))
     whole = log.sealer.seal(records())
     log.append(whole, header_of(whole))
     log.truncate_before(12)

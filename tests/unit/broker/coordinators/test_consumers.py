@@ -60,13 +60,13 @@ async def test_a_consumer_ends_with_its_group():
     async def end(group):
         ended.append(group)
 
-    store.group_deleted = end
+    store.on_group_deleted(end)
     await store.delete_group("g")
     await store.delete_group("of members")
     await store.delete("g")
     assert ended == ["g"]
     failing = ConsumerStore(Groups(UnknownGroupError("gone")))
-    failing.group_deleted = end
+    failing.on_group_deleted(end)
     with pytest.raises(UnknownGroupError):
         await failing.delete_group("g")
     assert ended == ["g"]

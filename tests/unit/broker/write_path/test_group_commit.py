@@ -4,7 +4,9 @@ import asyncio
 
 import pytest
 
+from strandline.broker.write_path.io_plan import IoPlan
 from strandline.broker.write_path.sync_policy import INLINE_BYTES_MAX
+from strandline.errors import LogPoisonedError
 from strandline.storage.segment import WORTH_WRITING_BYTES
 
 pytestmark = pytest.mark.usefixtures("without_spares")
@@ -115,6 +117,29 @@ async def test_a_front_end_that_fails_to_flush_stops_no_commit(broker, partition
     assert failures
     assert len(answers.acks) == 3
     assert broker.admission.write_error is None
+
+
+@pytest.mark.parametrize("is_bug", [True, False])
+async def test_a_bug_in_a_group_commit_is_reported(
+    broker, partition, answers, kit, monkeypatch, is_bug
+):
+    """Its records are rejected as after a failed sync, which is no bug and has its own log line."""
+    failures = []
+    broker._loop.set_exception_handler(lambda _, context: failures.append(context))
+    failed = LogPoisonedError("the sync failed")
+    error = RuntimeError("a bug") if is_bug else failed
+
+    def commit(_):
+        raise error
+
+    monkeypatch.setattr(IoPlan, "commit", commit)
+    kit.put(partition, answers, "a")
+    await answers.wait(1)
+    monkeypatch.undo()
+    assert [each["exception"] for each in failures] == [error] * is_bug
+    assert answers.errors["a"].code == failed.code
+    told = "internal error, the log is reopened: RuntimeError('a bug')"
+    assert answers.errors["a"].message == (told if is_bug else failed.message)
 
 
 async def test_an_ack_sink_that_raises_is_called_once_and_does_not_affect_others(

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from strandline.core.consumers import consumer as consumer_module
 from strandline.core.consumers.consumer import (
     ENDLESS,
     ConsumerPolicy,
@@ -37,6 +38,9 @@ class Bench:
         self.gone = set()
         self.is_stored = True
         """Whether deliveries are stored at once, and sent."""
+
+    def redelivered(self):
+        return self.consumer.count_redelivered(self.gone.__contains__)
 
     def push(self, heartbeat_ms=0):
         """Let the consumer push: somebody receives now."""
@@ -199,7 +203,7 @@ def test_what_is_not_acknowledged_in_time_comes_again():
     bench.ack(1)
     bench.pull(batch=5)
     assert sent(bench.sleep(1)) == [(2, 3, 2)]
-    assert bench.consumer.redelivered == 1
+    assert bench.redelivered() == 1
 
 
 def test_rejected_records_come_again_at_once_or_later():
@@ -239,11 +243,54 @@ def test_a_record_is_given_up_after_its_last_delivery():
     assert sent(bench.sleep(10)) == [(1, 3, 2)]
     assert sent(bench.sleep(10)) == []
     assert bench.consumer.state.pending == {}
+    assert bench.redelivered() == 1
     assert bench.floor() == (0, 0)
     bench.records = 3
     bench.run()
     bench.ack(3)
     assert bench.floor() == (4, 3)
+
+
+@pytest.mark.parametrize("acks", ["explicit", "all"])
+def test_what_was_given_up_counts_as_redelivered(acks):
+    """Until it is acknowledged, or stored no longer; not if it was delivered once."""
+    bench = Bench(5, acks=acks, ack_wait_ms=10, max_deliver=2)
+    bench.pull(batch=9)
+    bench.sleep(10)
+    bench.pull(batch=1)
+    assert (bench.redelivered(), len(bench.consumer.state.pending)) == (5, 5)
+    bench.sleep(10)
+    assert (bench.redelivered(), bench.consumer.state.pending) == (5, {})
+    bench.ack(1)
+    bench.ack(1)
+    assert bench.redelivered() == 4
+    bench.gone = {2, 3}
+    assert bench.redelivered() == 2
+    bench.gone = set()
+    bench.ack(5, "term")
+    assert bench.redelivered() == (1 if acks == "explicit" else 0)
+
+
+def test_what_is_delivered_once_only_is_not_redelivered():
+    """It is given up without another delivery."""
+    bench = Bench(2, ack_wait_ms=10, max_deliver=1)
+    bench.pull(batch=2)
+    bench.sleep(10)
+    assert (bench.redelivered(), bench.consumer.state.pending) == (0, {})
+
+
+def test_what_was_given_up_is_remembered_up_to_a_limit(monkeypatch):
+    """The oldest are forgotten: a consumer that gives up everything does not grow for ever."""
+    monkeypatch.setattr(consumer_module, "GIVEN_UP_MAX", 3)
+    bench = Bench(5, ack_wait_ms=10, max_deliver=2)
+    bench.pull(batch=10)
+    bench.sleep(10)
+    bench.sleep(10)
+    assert bench.redelivered() == 3
+    bench.ack(1)
+    assert bench.redelivered() == 3
+    bench.ack(5)
+    assert bench.redelivered() == 2
 
 
 def test_terminated_records_never_come_again():

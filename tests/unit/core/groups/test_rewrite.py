@@ -68,7 +68,8 @@ def test_positions_that_wait_for_transactions_are_said_again(monkeypatch):
     waiting, ended = PendingOffsets(1, 0), PendingOffsets(2, 7)
     for transaction, partition in ((waiting, 0), (ended, 1)):
         step(ev.MarkTransaction(object(), transaction, TransactionMark.BEGIN))
-        step(ev.Commit(object(), "g", {"s": {partition: 5}}, transaction=transaction))
+        says, where = f"in {transaction}", {"s": {partition: 5}}
+        step(ev.Commit(object(), "g", where, transaction=transaction, metadata=says))
     step(ev.MarkTransaction(object(), ended, TransactionMark.COMMIT))
     for number in range(100):
         step(ev.Commit(object(), "busy", {"s": {2: number}}))
@@ -79,12 +80,14 @@ def test_positions_that_wait_for_transactions_are_said_again(monkeypatch):
         rest.apply(decode_entry(encode_entry(entry)))
     assert rest.groups["g"].positions == {"s": {1: 5}}
     assert rest.groups["g"].undecided == {PartitionName("s", 0): Undecided(waiting, 5)}
+    assert rest.groups["g"].metadata == "in 2.7"
     assert rest.transactions.is_open(waiting)
     assert rest.transactions.has_ended(ended)
     assert not rest.transactions.may_begin(ended)
     rest.apply(GroupEntry(transaction=waiting, mark=TransactionMark.COMMIT))
     assert rest.groups["g"].positions == {"s": {0: 5, 1: 5}}
-    assert rest.groups["g"].undecided == {}
+    assert rest.groups["g"].metadata == "in 1.0"
+    assert not rest.groups["g"].awaits_transactions
 
 
 def first_kept(entries):

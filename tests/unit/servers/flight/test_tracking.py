@@ -46,7 +46,9 @@ def test_rows_are_answered_one_by_one():
     batch.expect(P0, 2, rows=[row(0), row(2)])
     batch.expect(P1, 1, rows=[row(1)])
     batch.acked(2, 11, duplicate=True)
+    assert not batch.is_complete
     batch.rejected(DiskFullError("full"))
+    assert not batch.is_complete
     batch.acked(0, 10, duplicate=False)
     assert batch.is_complete
     ack = batch.ack()

@@ -21,7 +21,11 @@ from strandline.values.evolution import next_version
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0, "0 B"), (1023, "1,023 B"), (1536, "1.5 KiB"), (5 << 30, "5.0 GiB"), (3 << 40, "3.0 TiB")],
+    [
+        *((0, "0 B"), (1023, "1,023 B"), (1024, "1.0 KiB"), (1536, "1.5 KiB")),
+        *(((1 << 20) - 52, "1,023.9 KiB"), (1 << 20, "1.0 MiB"), (1 << 30, "1.0 GiB")),
+        *((5 << 30, "5.0 GiB"), (1 << 40, "1.0 TiB"), (3 << 50, "3,072.0 TiB")),
+    ],
 )
 def test_sizes_use_binary_units(value, text):
     """Bytes are shown in the largest unit that leaves a figure of at least one."""
@@ -30,11 +34,27 @@ def test_sizes_use_binary_units(value, text):
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0, "0 s"), (0.5, "500 ms"), (59.9, "59 s"), (61, "1 min 1 s"), (90_061, "1 d 1 h")],
+    [
+        *((0, "0 s"), (0.001, "1 ms"), (0.5, "500 ms"), (1, "1 s"), (59.9, "59 s")),
+        *((60, "1 min"), (61, "1 min 1 s"), (3600, "1 h"), (3601, "1 h 1 s"), (86_400, "1 d")),
+        *((90_061, "1 d 1 h"), (-1, "-1 d 23 h")),
+    ],
 )
 def test_durations_use_two_units(seconds, text):
     """A duration is shown by its two largest units."""
     assert formatting.duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        *((0, "0"), (0.04, "0.0"), (1.0, "1"), (1.25, "1.2"), (9.96, "10.0"), (10, "10")),
+        *((10.5, "10"), (1_234_567, "1,234,567"), (-2.5, "-2")),
+    ],
+)
+def test_small_numbers_have_one_digit_after_the_point(value, text):
+    """Unless they are whole."""
+    assert formatting.number(value) == text
 
 
 @pytest.mark.parametrize(

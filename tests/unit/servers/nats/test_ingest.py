@@ -1,7 +1,9 @@
 """Conversion of messages to records with keys, headers and checks."""
 
+import asyncio
 import gc
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -123,6 +125,25 @@ def message_ingest(broker):
     """The way of messages to the fake broker."""
     backpressure = Backpressure(1 << 20)
     return MessageIngest(broker.clock, broker.routes, broker.admission, backpressure=backpressure)
+
+
+async def test_answers_that_are_ready_together_are_written_together(broker):
+    """Requests that came by one read are answered one by one; each write costs a system call."""
+    ingest, writes = message_ingest(broker), []
+    output = []
+    peer = SimpleNamespace(flush=lambda: writes.append(output.copy()) or output.clear())
+    for number in range(3):
+        output.append(number)
+        ingest.unflushed[:] = [peer]
+        ingest.send_answers_soon()
+    assert not writes
+    await asyncio.sleep(0)
+    assert writes == [[0, 1, 2]]
+    output.append(3)
+    ingest.unflushed[:] = [peer]
+    ingest.send_answers_soon()
+    await asyncio.sleep(0)
+    assert writes == [[0, 1, 2], [3]]
 
 
 @pytest.fixture

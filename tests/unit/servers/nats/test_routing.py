@@ -34,14 +34,26 @@ def test_subject_rule_hashes_the_subject(broker):
         assert names(routes.find(subject)) == [("S", zlib.crc32(subject) % 4)]
 
 
-def test_key_rule_hashes_the_key_or_else_the_subject(broker):
-    """With the key rule, a key chooses the partition; without one the subject does."""
-    broker.add("S", "a.>", partitions=4, partition_by="key")
-    route = broker.routes.find(b"a.x")
-    ((target,),) = route.groups
-    assert target.partition_for(b"k", "id").name.partition == zlib.crc32(b"k") % 4
-    assert target.partition_for(None, None).name.partition == zlib.crc32(b"a.x") % 4
-    assert route.partition is target.partition
+@pytest.mark.parametrize("partitions", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    ("rule", "by_key", "by_message_id"),
+    [("subject", False, False), ("key", True, False), ("message_id", False, True)],
+)
+def test_a_rule_chooses_what_is_hashed(broker, partitions, rule, by_key, by_message_id):
+    """The key or the message id, or else the subject; however few partitions there are."""
+    broker.add("S", "a.>", partitions=partitions, partition_by=rule)
+    for name in (b"a.x", b"a.y", b"a.z"):
+        route = broker.routes.find(name)
+        ((target,),) = route.groups
+        assert route.partition is target.partition
+        for key, message_id in ((None, None), (b"k", None), (None, "i"), (b"q", "j"), (b"", "")):
+            hashed = name
+            if by_key and key is not None:
+                hashed = key
+            if by_message_id and message_id is not None:
+                hashed = message_id.encode()
+            chosen = target.partition_for(key, message_id)
+            assert chosen.name.partition == zlib.crc32(hashed) % partitions
 
 
 def test_every_stream_on_a_subject_is_a_target(broker):

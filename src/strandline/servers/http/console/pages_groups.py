@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
 
-from strandline.api.groups import GroupInfo, GroupSummary
+from strandline.api.groups import GroupInfo, GroupSummary, next_offset
 from strandline.client.client import Client
 from strandline.errors import InvalidRequestError, NotAllowedError, UnknownGroupError
 from strandline.servers.http.console.cluster_queries import StreamRow, stream_rows
@@ -57,14 +57,19 @@ class ProgressRow(NamedTuple):
     lag: int | None
     member: str
 
+    @property
+    def is_beyond(self) -> bool:
+        """Whether the committed offset is beyond the end of the log."""
+        return self.offset is not None and self.end is not None and self.offset > self.end
+
 
 def list_page(request: ConsoleRequest) -> Page:
     """Return the groups whose name or streams contain the text that is looked for."""
-    ends = partition_ends(stream_rows(request.client))
+    extents = partition_extents(stream_rows(request.client))
     summaries = request.client.groups.list()
     wanted = request.query["q"].lower()
     found = [each for each in summaries if wanted in each.group.lower()]
-    rows = [_group_row(request.client, each, ends) for each in found[:SHOWN_MAX]]
+    rows = [_group_row(request.client, each, extents) for each in found[:SHOWN_MAX]]
     rates = request.rates.observe(
         "group", {row.name: row.committed for row in rows}, request.now_ms
     )
@@ -80,7 +85,7 @@ def list_page(request: ConsoleRequest) -> Page:
 
 
 def _group_row(
-    client: Client, summary: GroupSummary, ends: Mapping[PartitionName, int]
+    client: Client, summary: GroupSummary, extents: Mapping[PartitionName, range]
 ) -> GroupRow:
     name, members = summary.group, summary.members
     is_nats = name.startswith(NATS_PREFIX)
@@ -89,7 +94,7 @@ def _group_row(
         info = client.groups.info(name)
     except (NotAllowedError, UnknownGroupError) as error:
         return GroupRow(name, shown, is_nats, members, (), None, 0, error.message)
-    rows = progress_rows(info, ends)
+    rows = progress_rows(info, extents)
     lags = [row.lag for row in rows if row.lag is not None]
     streams = sorted({row.stream for row in rows})
     committed = sum(row.offset or 0 for row in rows)
@@ -98,16 +103,18 @@ def _group_row(
     )
 
 
-def partition_ends(rows: Iterable[StreamRow]) -> dict[PartitionName, int]:
-    """Return the high watermark of each partition."""
+def partition_extents(rows: Iterable[StreamRow]) -> dict[PartitionName, range]:
+    """Return the offsets of each partition, up to its high watermark."""
     return {
-        PartitionName(row.config.name, part.partition): part.high_watermark
+        PartitionName(row.config.name, part.partition): range(
+            part.log_start_offset, part.high_watermark
+        )
         for row in rows
         for part in row.partitions
     }
 
 
-def progress_rows(info: GroupInfo, ends: Mapping[PartitionName, int]) -> list[ProgressRow]:
+def progress_rows(info: GroupInfo, extents: Mapping[PartitionName, range]) -> list[ProgressRow]:
     """Return a row for each partition that has a committed offset or a member."""
     members = {
         PartitionName(stream, number): member.instance or member.member
@@ -123,8 +130,10 @@ def progress_rows(info: GroupInfo, ends: Mapping[PartitionName, int]) -> list[Pr
     }
     rows = []
     for name in sorted({*members, *committed}):
-        offset, end = committed.get(name), ends.get(name)
-        lag = None if offset is None or end is None else max(0, end - offset)
+        offset, extent = committed.get(name), extents.get(name)
+        end, lag = None if extent is None else extent.stop, None
+        if extent is not None and offset is not None:
+            lag = extent.stop - next_offset(offset, extent.start, extent.stop)
         rows.append(ProgressRow(*name, offset, end, lag, members.get(name, "")))
     return rows
 
@@ -134,7 +143,7 @@ def group_page(request: ConsoleRequest) -> Page:
     name = request.query["name"] or request.form["name"]
     info = request.client.groups.info(name)
     streams = stream_rows(request.client)
-    rows = progress_rows(info, partition_ends(streams))
+    rows = progress_rows(info, partition_extents(streams))
     rates = request.rates.observe(
         "group", {name: sum(row.offset or 0 for row in rows)}, request.now_ms
     )

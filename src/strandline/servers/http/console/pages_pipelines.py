@@ -13,7 +13,7 @@ from strandline.servers.http.console.cluster_queries import stream_rows
 from strandline.servers.http.console.pages_groups import (
     NATS_PREFIX,
     ProgressRow,
-    partition_ends,
+    partition_extents,
     progress_rows,
 )
 from strandline.servers.http.console.request import ConsoleRequest, ConsoleRoute, Page
@@ -41,7 +41,7 @@ class PipelineRow(NamedTuple):
 def pipelines_page(request: ConsoleRequest) -> Page:
     """Return the pipelines: those that failed first, then those with the oldest unread record."""
     client = request.client
-    ends = partition_ends(stream_rows(client))
+    extents = partition_extents(stream_rows(client))
     wanted = request.query["q"].lower()
     names = [
         each.group
@@ -55,7 +55,7 @@ def pipelines_page(request: ConsoleRequest) -> Page:
         info = _info(client, name)
         if info is None or not (info.positions or info.metadata):
             continue  # a group that has committed nothing, or that the user may not see
-        progress = progress_rows(info, ends)
+        progress = progress_rows(info, extents)
         behind = [row for row in progress if row.lag]
         rows.append(_row(request, info, progress, behind=behind[:reads]))
         reads = max(0, reads - len(behind))

@@ -83,7 +83,7 @@ class ApiLink(Protocol):
         ...
 
     def flush_answers(self) -> None:
-        """Send queued messages."""
+        """Send queued messages soon."""
         ...
 
     def deliver_with_headers(self, to: bytes, payload: bytes, *, block: bytes) -> None:

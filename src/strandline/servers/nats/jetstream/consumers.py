@@ -86,7 +86,7 @@ from strandline.servers.nats.jetstream.subjects import (
     AckSubject,
     ApiCall,
     parse_ack,
-    parse_acks,
+    parse_ack_names,
     parse_flow,
 )
 from strandline.servers.nats.jetstream.times import (
@@ -97,6 +97,7 @@ from strandline.servers.nats.jetstream.times import (
 from strandline.servers.nats.jetstream.views import JetStreamView, shown_name
 from strandline.servers.nats.protocol import Message
 from strandline.servers.nats.receivers import Receivers
+from strandline.speedups import plain_acks
 
 logger = logging.getLogger(__name__)
 
@@ -171,7 +172,7 @@ class ConsumerCalls:
         api.take_acks = self._take_acks
         api.consumers_of = self._count
         api.stream_deleted = self._forget_stream
-        store.group_deleted = self._group_deleted
+        store.on_group_deleted(self._group_deleted)
         api.handlers |= {
             "CONSUMER.CREATE": self._create,
             "CONSUMER.DURABLE.CREATE": self._create,
@@ -581,23 +582,22 @@ class ConsumerCalls:
 
     def _take_acks(self, messages: Sequence[Message], link: ApiLink) -> None:
         """Handle acknowledgements that came together; plain ones of a consumer by one call."""
-        subjects, _, replies, _, payloads = zip(*messages, strict=True)
-        if replies.count(None) == len(replies) and PLAIN_ACKS.issuperset(payloads):
-            acks = parse_acks(subjects)
-            runners = {names: self._acked_runner(*names) for names in acks}
-            are_all = sum(map(len, acks.values())) == len(messages)  # else some answer flow control
-            if are_all and None not in runners.values():
-                for names, runner in runners.items():
+        acks = plain_acks(messages, PLAIN_ACKS)
+        if acks is not None:
+            runners = [self._acked_runner(each) for each in acks]
+            if None not in runners:
+                for runner, several in zip(runners, acks.values(), strict=True):
                     if runner is not None:
-                        runner.ack_many(acks[names])
+                        runner.ack_many(several)
                 return
         for subject, _, reply, _, payload in messages:
             self._take_ack(subject, reply, payload=payload, link=link)
 
-    def _acked_runner(self, stream: str, consumer: str) -> ConsumerRunner | None:
-        """Return who is acknowledged, if it works here."""
-        led = self._led_here(stream)[1]
-        return led.runners.get(consumer) if led is not None else None
+    def _acked_runner(self, beginning: bytes) -> ConsumerRunner | None:
+        """Return who is acknowledged at subjects that begin like this, if it works here."""
+        names = parse_ack_names(beginning.decode(errors="replace"))
+        led = self._led_here(names[0])[1] if names is not None else None
+        return led.runners.get(names[1]) if led is not None and names is not None else None
 
     def _led_here(self, stream: str) -> tuple[bool, LedConsumers | None]:
         """Return whether this broker leads a stream, and if they are loaded its consumers."""

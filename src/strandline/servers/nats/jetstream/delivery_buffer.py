@@ -137,6 +137,10 @@ class DeliveryBuffer:
         self._fresh, self._fresh_at = self._shown(run), 0
         return None
 
+    def is_gone(self, sequence: int) -> bool:
+        """Return whether a record is no longer stored."""
+        return sequence <= self.reader.log_start_offset
+
     def has_more(self, wanted: Wanted) -> bool:
         """Return whether there may be what is wanted."""
         return wanted.is_again or self.reader.has_more(wanted.sequence)

@@ -249,6 +249,11 @@ class MergedBuffer:
         logger.warning("consumer %s leaves out partition %d for now: %s", self._name, number, why)
         self._parts[number].retry_ms = self._now_ms() + RETRY_MS
 
+    def is_gone(self, sequence: int) -> bool:
+        """Return whether a record is no longer stored, as far as it is known here."""
+        within, number = split_sequence(sequence, len(self._parts))
+        return self._parts[number].buffer.is_gone(within)
+
     # Waiting
 
     def has_more(self, wanted: Wanted) -> bool:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from itertools import compress
 from typing import Any, NamedTuple, cast
 
 from strandline.broker.write_path.partition import Partition
@@ -64,8 +65,9 @@ class PartitionReader:
             start = heads.end if head is None else head - 1
         run, position = await self._on_thread(read_some, self.partition, start, self._search)
         if heads is not None:
-            found = [m for m in run.messages() if m.sequence > heads.end or m.sequence in heads]
-            run = MessageRun.of(found)
+            wanted = [each > heads.end or each in heads for each in run.sequences]
+            if not all(wanted):
+                run = MessageRun.of(compress(run.messages(), wanted))
         return ReadPart(run, position, position >= self.partition.last_stable_offset)
 
     async def read_at(self, offsets: list[int]) -> dict[int, StoredMessage | None]:

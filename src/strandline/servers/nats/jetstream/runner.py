@@ -52,12 +52,7 @@ from strandline.servers.nats.jetstream.pacing import Pacer
 from strandline.servers.nats.jetstream.partition_reader import PartitionReader
 from strandline.servers.nats.jetstream.state import RecordCounter
 from strandline.servers.nats.jetstream.subjects import AckSubject, format_flow
-from strandline.servers.nats.jetstream.times import (
-    NS_PER_MS,
-    format_time,
-    ms_of,
-    parse_time,
-)
+from strandline.servers.nats.jetstream.times import NS_PER_MS, format_time, ms_of, parse_time
 from strandline.servers.nats.jetstream.waiting_inboxes import WaitingInboxes
 from strandline.servers.nats.receivers import LocalInbox, Receivers
 from strandline.servers.tasks import end_task, start_task
@@ -250,18 +245,22 @@ class ConsumerRunner:
         if answer is not None:
             self._answers.append(answer)
         self._acked(before)
+        self._wake.set()
 
     def ack_many(self, acks: list[tuple[int, int]]) -> None:
         """Take plain acknowledgements in: the sequence of each record, and of its delivery."""
-        before = len(self.kept.state.pending)
-        self.core.ack_many(acks)
+        core, before = self.core, len(self.kept.state.pending)
+        # Otherwise the next round is soon enough: one for every few of them would cost too much.
+        is_awaited = core.is_full or not core.is_changed
+        core.ack_many(acks)
         self._acked(before)
+        if is_awaited:
+            self._wake.set()
 
     def _acked(self, before: int) -> None:
         self._used_ms = self._now_ms
         if len(self.kept.state.pending) < before:
             self._acked_ns = self._host.clock.now_ns()
-        self._wake.set()
 
     def flow_answered(self, subject: str) -> None:
         """The receiver has answered a flow control request."""
@@ -394,7 +393,7 @@ class ConsumerRunner:
             delivered=delivered,
             ack_floor=floor,
             num_ack_pending=len(state.pending),
-            num_redelivered=self.core.redelivered,
+            num_redelivered=self.core.count_redelivered(self._buffer.is_gone),
             num_waiting=0 if self.config.is_push else len(self.core.pulls),
             num_pending=pending,
             ts=format_time(self._host.clock.now_ns()),

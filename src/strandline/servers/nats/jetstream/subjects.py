@@ -4,15 +4,10 @@ Rules: operations are told apart first, so a stream may have the name of one. A 
 operation known here, or lacks a name, is an operation without a name of its own.
 """
 
-from collections.abc import Sequence
 from typing import Final, NamedTuple
-
-from strandline.speedups import ack_numbers
-from strandline.speedups.pure import ACK_NUMBERS
 
 PREFIX: Final = "$JS.API."
 ACK_PREFIX: Final = "$JS.ACK."
-_ACKS: Final = ACK_PREFIX.encode()
 FLOW_PREFIX: Final = "$JS.FC."
 GROUP_PREFIX: Final = "js/"
 """Of the names of consumers' groups: ``js/stream/consumer``."""
@@ -106,23 +101,11 @@ def parse_ack(subject: str) -> AckSubject | None:
     return AckSubject(stream, consumer, *map(int, numbers[:3]))
 
 
-def parse_acks(subjects: Sequence[bytes]) -> dict[tuple[str, str], list[tuple[int, int]]]:
-    """Parse the subjects of acknowledgements, as ``parse_ack`` does each; others are left out.
-
-    Returns:
-        By stream and consumer, in order: the sequences of each record and of its delivery.
-    """
-    found: dict[bytes, list[bytes]] = {}
-    for subject in subjects:
-        found.setdefault(subject.rsplit(b".", ACK_NUMBERS)[0], []).append(subject)
-    acks = {}
-    for beginning, several in found.items():
-        stream, _, consumer = beginning.removeprefix(_ACKS).decode(errors="replace").partition(".")
-        is_one = beginning.startswith(_ACKS) and stream and consumer and "." not in consumer
-        numbers = ack_numbers(several, len(beginning) + 1) if is_one else None
-        if numbers:
-            acks[stream, consumer] = numbers
-    return acks
+def parse_ack_names(beginning: str) -> tuple[str, str] | None:
+    """Return the stream and consumer that the subjects of acknowledgements begin with, if any."""
+    names = beginning.removeprefix(ACK_PREFIX).split(".")
+    is_one = beginning.startswith(ACK_PREFIX) and len(names) == 2 and all(names)
+    return (names[0], names[1]) if is_one else None
 
 
 def format_flow(stream: str, consumer: str, request: str) -> str:

@@ -74,8 +74,7 @@ class Bench:
             max_deliver=-1,
             max_waiting=512,
             num_replicas=1,
-            ack_wait=ACK_WAIT_MS * 1_000_000,
-            **{"max_ack_pending": 10_000, **settings},
+            **{"max_ack_pending": 10_000, "ack_wait": ACK_WAIT_MS * 1_000_000, **settings},
         )
         state = ConsumerState(
             delivered_stream=pending,
@@ -194,7 +193,7 @@ async def test_info_does_not_wait_for_a_round(bench):
     assert (info.delivered.stream_seq, info.num_ack_pending, info.num_pending) == (20, 20, 10)
     consumer.may_store.clear()
     consumer.may_read.set()
-    await until_async(lambda: consumer.runner.core.redelivered == 20)
+    await until_async(lambda: consumer.runner.core.count_redelivered(lambda _: False) == 20)
     async with asyncio.timeout(5):
         await consumer.runner.info()
 
@@ -272,6 +271,34 @@ async def test_acknowledgements_without_an_answer_are_stored_together(bench):
     consumer = bench(100, pending=100)
     await acknowledge_100(consumer, None)
     assert len(consumer.stored) <= 2
+
+
+async def test_plain_acknowledgements_wait_for_the_next_round(bench, monkeypatch):
+    """A round for every few of them would cost more than they do; the last ones are stored, too."""
+    consumer, rounds = bench(100, pending=100), []
+    core = consumer.runner.core
+    monkeypatch.setattr(core, "tick", lambda _: rounds.append(len(core.state.pending)) or [])
+    for sequence in range(1, 101):
+        consumer.runner.ack_many([(sequence, sequence)])
+        for _ in range(5):
+            await asyncio.sleep(0)
+    consumer.clock.advance_ms(LAZY_STORE_MS)
+    await until_async(lambda: consumer.stored[-1:] == [0])
+    assert len(rounds) <= 3
+
+
+async def test_a_plain_acknowledgement_makes_room_at_once(bench, monkeypatch):
+    """Also if it is not the first one, as where more are pending than a lowered limit allows."""
+    consumer = bench(4, pending=3, max_ack_pending=2, ack_wait=INT64_MAX)
+    consumer.runner.ack_many([(1, 1)])
+    await until_async(lambda: consumer.stored == [2])
+    monkeypatch.setattr(runner_module, "LAZY_STORE_MS", 1e9)  # nothing else lets a round begin
+    consumer.pull(1)
+    consumer.runner.core.is_changed = True
+    for _ in range(5):
+        await asyncio.sleep(0)
+    consumer.runner.ack_many([(2, 2)])
+    await until_async(lambda: consumer.sent == [(4, 1)], seconds=5)
 
 
 async def test_an_answer_waits_until_a_large_state_is_stored(bench):

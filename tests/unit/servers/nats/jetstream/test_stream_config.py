@@ -61,6 +61,15 @@ def test_defaults_are_jetstreams():
     assert asked(name="S", max_age=10**9).dedup_window_ms == 1_000, "no longer than the records"
 
 
+@pytest.mark.parametrize("field", ["allow_rollup_hdrs", "allow_msg_ttl"])
+@pytest.mark.parametrize("limit", [None, 0, -1])
+def test_what_needs_a_limit_for_each_subject_is_rejected_without(field, limit):
+    """With one, such a message replaces those before it, as in a bucket."""
+    with pytest.raises(ApiRejection, match=field):
+        asked(name="S", max_msgs_per_subject=limit, **{field: True})
+    assert asked(name="S", max_msgs_per_subject=1, **{field: True}).max_records_per_subject == 1
+
+
 @pytest.mark.parametrize("field", UNSUPPORTED)
 def test_every_setting_that_is_not_built_is_rejected(field):
     """By its name, unless it asks for nothing."""

@@ -4,14 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strandline.servers.nats.jetstream.ack_bodies import PLAIN_ACKS
 from strandline.servers.nats.jetstream.subjects import (
     OPERATIONS,
     PREFIX,
     ApiCall,
     parse_ack,
-    parse_acks,
+    parse_ack_names,
     parse_subject,
 )
+from strandline.speedups import plain_acks
 
 
 @pytest.mark.parametrize(
@@ -35,6 +37,27 @@ from strandline.servers.nats.jetstream.subjects import (
 def test_operations_are_told_apart(subject, call):
     """Also where a stream has the name of an operation, or too few or many names follow."""
     assert parse_subject(PREFIX + subject) == call
+
+
+NAMES = {
+    **dict.fromkeys(("INFO", "STREAM.NAMES", "STREAM.LIST"), (0, 0)),
+    **{f"STREAM.{each}": (1, 1) for each in ("CREATE", "UPDATE", "INFO", "DELETE", "PURGE")},
+    **dict.fromkeys(("STREAM.MSG.GET", "STREAM.MSG.DELETE", "STRANDLINE.READ"), (1, 1)),
+    **dict.fromkeys(("CONSUMER.NAMES", "CONSUMER.LIST"), (1, 1)),
+    **{f"CONSUMER.{each}": (2, 2) for each in ("INFO", "DELETE", "PAUSE", "MSG.NEXT")},
+    "CONSUMER.DURABLE.CREATE": (2, 2),
+    "CONSUMER.CREATE": (1, 9),
+    "DIRECT.GET": (1, 9),
+}
+
+
+@pytest.mark.parametrize("operation", sorted(OPERATIONS))
+def test_an_operation_has_as_many_names_as_jetstreams(operation):
+    """One less or more is another operation, or none."""
+    least, most = NAMES[operation]
+    for count in range(5):
+        call = parse_subject(f"{PREFIX}{operation}{'.x' * count}")
+        assert (call.operation == operation) == (least <= count <= most), count
 
 
 def test_answers_are_named_after_operations():
@@ -62,13 +85,18 @@ SOME_ACKS = st.builds(
 )
 
 
-@given(st.lists(SOME_ACKS | st.binary(max_size=9).map(lambda b: b.replace(b"\n", b"")), max_size=6))
+@given(st.lists(SOME_ACKS | st.binary(max_size=9), max_size=6))
 def test_acknowledgements_parsed_together_are_those_parsed_alone(subjects):
-    """By consumer, in order; what is no acknowledgement is left out."""
+    """By consumer, in order; one that is no acknowledgement lets all be parsed alone."""
+    messages = [(subject, b"", None, None, b"+ACK") for subject in subjects]
+    alone = [parse_ack(subject.decode(errors="replace")) for subject in subjects]
+    together = plain_acks(messages, PLAIN_ACKS)
+    names = [parse_ack_names(each.decode(errors="replace")) for each in together or ()]
+    if together is None or None in names:
+        assert not all(ack is not None and ack.stream and ack.consumer for ack in alone)
+        return
     expected = {}
-    for subject in subjects:
-        ack = parse_ack(subject.decode(errors="replace"))
-        if ack is not None and ack.stream and ack.consumer:
-            numbers = ack.sequence, ack.consumer_sequence
-            expected.setdefault((ack.stream, ack.consumer), []).append(numbers)
-    assert parse_acks(subjects) == expected
+    for ack in alone:
+        numbers = ack.sequence, ack.consumer_sequence
+        expected.setdefault((ack.stream, ack.consumer), []).append(numbers)
+    assert dict(zip(names, together.values(), strict=True)) == expected
