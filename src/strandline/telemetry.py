@@ -323,7 +323,8 @@ PARTITION_METRICS = {
 }
 GROUP_METRICS = {
     "position": "Committed offset of the group.",
-    "lag_records": "Offsets between the committed offset and the high watermark.",
+    "lag_records": "Offsets between the committed offset and the high watermark; 0 if the offset "
+    "is beyond it.",
     "oldest_unread_seconds": "Age of the first record between them; 0 if there is none.",
 }
 METRICS = tuple(field for field in dataclasses.fields(Telemetry) if "kind" in field.metadata)
