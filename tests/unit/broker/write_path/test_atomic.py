@@ -38,7 +38,7 @@ class FakePartition:
     def __init__(self):
         self.name = PartitionName("s", 0)
         self.config = StreamConfig(name="s", subject="s", dedup_window_ms=77)
-        self.next_offset, self.write_error = 10, None
+        self.next_offset, self.write_error, self.schema_check = 10, None, None
         self.noted, self.appended, self.asked, self.subjects = [], [], [], []
         self.is_loading = False
         self.duplicates = SimpleNamespace(

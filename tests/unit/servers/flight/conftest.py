@@ -40,6 +40,7 @@ class FakePartition:
         self.log_start_offset = 0
         self.high_watermark = 0
         self.closed_by: Exception | None = None
+        self.schema_check = None
         self.transaction_index = None
         self.addresses: tuple[str, ...] = ()
         self.leader_address = ""
@@ -142,9 +143,18 @@ class FakePartition:
         self._answer(lambda: ack_sink.acked(token, self.name, offset, duplicate=False))
 
     def append_arrow(
-        self, batch, *, ack_sink, token, acks=None, producer=None, is_transactional=False
+        self,
+        batch,
+        *,
+        ack_sink,
+        token,
+        acks=None,
+        producer=None,
+        is_transactional=False,
+        verdict=None,
     ) -> None:
         """Take a batch."""
+        assert verdict is None, "nothing is checked"
         self.producers.append(producer)
         if self.refuse is not None:
             error = self.refuse
