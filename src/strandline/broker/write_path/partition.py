@@ -64,14 +64,7 @@ from strandline.record.batch import Attributes, Buffer, Extent
 from strandline.record.codec import BATCH_RECORDS_MAX, Headers, Stamp
 from strandline.record.sealed import Sealer
 from strandline.storage.log import Log
-from strandline.types import (
-    LeaderEpoch,
-    LogId,
-    Offset,
-    PartitionName,
-    ProducerStamp,
-    TimestampNs,
-)
+from strandline.types import LeaderEpoch, LogId, Offset, PartitionName, ProducerStamp, TimestampNs
 
 
 class Partition:
@@ -255,9 +248,7 @@ class Partition:
             or size > admission.record_size_max
             or self.schema_check is not None
         ):
-            rejection = self.key_error or admission.record_error(size)
-            if rejection is None and self.schema_check is not None:
-                rejection = self.schema_check.value(value)
+            rejection = self.key_error or admission.record_error(size) or self._misfit(value)
         held = self.duplicates.held
         is_held = bool(held.waiting)
         is_plain = message_id is None and expected_last is None and expected_subject_last is None
@@ -278,12 +269,9 @@ class Partition:
                 rejection = error
         if rejection is None and is_held:
             again = partial(self.append, value, subject=subject, key=key, headers=headers)
-            again = partial(again, ack_sink=ack_sink, token=token, acks=acks)
+            again = partial(again, ack_sink=ack_sink, token=token, acks=acks, message_id=message_id)
             again = partial(
-                again,
-                message_id=message_id,
-                expected_last=expected_last,
-                expected_subject_last=expected_subject_last,
+                again, expected_last=expected_last, expected_subject_last=expected_subject_last
             )
             rejection = held.add(HeldAppend(again, ack_sink, token, size))
             if rejection is None:
@@ -305,6 +293,9 @@ class Partition:
         self.next_offset = Offset(self.next_offset + 1)
         if not self._is_dirty:
             self._enqueue()
+
+    def _misfit(self, value: bytes | None) -> StrandlineError | None:
+        return None if self.schema_check is None else self.schema_check.value(value)
 
     def _judge(
         self,
@@ -426,9 +417,7 @@ class Partition:
             except StrandlineError as error:
                 rejection = error
         if rejection is None and self.schema_check is not None:
-            if verdict is None or verdict.check is not self.schema_check:
-                verdict = self.schema_check.batch(batch)
-            rejection = verdict.error
+            rejection = self.schema_check.error_of(batch, verdict)
         if rejection is not None:
             rows, stream = batch.num_rows, self.name.stream
             self._admission.reject(rejection, ack_sink, token, stream=stream, records=rows)

@@ -55,6 +55,14 @@ class SchemaCheck:
         """Check the column ``value`` of a batch."""
         return SchemaVerdict(self, self.values(batch.column("value").to_pylist()))
 
+    def error_of(
+        self, batch: pa.RecordBatch, verdict: SchemaVerdict | None
+    ) -> SchemaMismatchError | None:
+        """Return the error of a batch; a verdict of this check spares the work."""
+        if verdict is None or verdict.check is not self:
+            verdict = self.batch(batch)
+        return verdict.error
+
     @cached_property
     def _find(self) -> Callable[[bytes | None], str | None]:
         # Compiled at the first record: it may import what only this format needs.

@@ -265,7 +265,8 @@ class PutSession:
         if piece.rows is None:
             check = piece.partition.schema_check
             verdict = None if check is None else check.batch(piece.batch)
-            self._broker.call_soon(self._append_batch, waiting, number, piece, verdict)
+            append = partial(self._append_batch, waiting, number, piece, verdict=verdict)
+            self._broker.call_soon(append)
             return
         for start in range(0, len(piece.rows), ROWS_PER_HOP):
             rows = piece.rows[start : start + ROWS_PER_HOP]
@@ -303,6 +304,7 @@ class PutSession:
         waiting: BatchInFlight,
         number: int,
         piece: UploadedPiece,
+        *,
         verdict: SchemaVerdict | None,
     ) -> None:
         token = (waiting, number)

@@ -595,7 +595,7 @@ def test_debezium_s_columns_are_inferred_from_its_rows(log):
 
 def test_the_file_of_the_docs_keeps_a_table(log, monkeypatch):
     """As it stands on the page, in a directory of its own."""
-    page = (Path(__file__).parents[3] / "docs" / "pipelines.md").read_text()
+    page = (Path(__file__).parents[4] / "docs" / "pipelines.md").read_text()
     text = page.partition("### Upsert and delete by key")[2]
     file = yaml.safe_load(re.search(r"```yaml\n(.*?)```", text, re.DOTALL)[1])
     log.client.create_stream("customers")
