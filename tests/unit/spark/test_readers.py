@@ -81,7 +81,15 @@ def test_what_spark_pickles_survives(broker):
         made,
         made.reader(schema=made.schema()),
         reader(),
-        StagedFiles("q", 3, StagedRows(files=[], deletes=[], ranges={}), None, values=None, version=0, names=None),
+        StagedFiles(
+            "q",
+            3,
+            StagedRows(files=[], deletes=[], ranges={}),
+            None,
+            values=None,
+            version=0,
+            names=None,
+        ),
     ):
         assert type(pickle.loads(pickle.dumps(thing))) is type(thing)
     partition = RangePartition(OffsetRange(1, 2, 3), "x@1")
