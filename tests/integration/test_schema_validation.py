@@ -64,7 +64,9 @@ def test_a_record_that_does_not_fit_is_refused_with_the_reason(client, url):
         client.append("orders", BAD)
     assert refused.value.message.endswith(REASON)
     rows = pa.table({"value": pa.array([GOOD, None, BAD, b"x"], pa.binary())})
-    with pytest.raises(SchemaMismatchError, match="row 2, counted from 0: column 'id'"):
+    with pytest.raises(
+        SchemaMismatchError, match="row 2, counted from 0 within its partition: column 'id'"
+    ):
         client.append_batch("orders", rows)
     assert values(client) == [GOOD]
     assert rejects(url) == 5
@@ -182,7 +184,7 @@ async def test_nats_publishers_are_told_in_the_ack():
             await nc.request("orders.a", GOOD, headers=batch | {"Nats-Batch-Sequence": "1"})
             last = {"Nats-Batch-Sequence": "2", "Nats-Batch-Commit": "1"}
             answer = await nc.request("orders.a", BAD, headers=batch | last)
-            assert "row 1, counted from 0: column 'id'" in answer.data.decode()
+            assert "row 1, counted from 0 within its partition: column 'id'" in answer.data.decode()
             await nc.publish("orders.a", BAD)
             await nc.flush()
             await nc.close()

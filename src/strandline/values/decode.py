@@ -25,8 +25,8 @@ from strandline.values.columns import arrow_schema, type_text
 from strandline.values.json_columns import columns_of
 from strandline.values.json_text import (
     check_decimals,
-    check_digits,
     check_one_value_each,
+    check_ranges,
     converted,
     text_type,
 )
@@ -124,10 +124,7 @@ def value_by_schema(versions: Sequence[SchemaVersion]) -> Callable[[bytes], Any]
         found = decode(pa.array([value], pa.binary()))
         if found.bad:
             raise ValueError(found.bad[0][1])
-        try:
-            return found.rows[0].as_py()
-        except OverflowError as error:
-            raise ValueError("a date or time is not in the years 1 to 9999") from error
+        return found.rows[0].as_py()
 
     return read
 
@@ -393,9 +390,10 @@ def _parse_json(values: pa.Array, schema: pa.Schema) -> pa.StructArray:
     numbers = pa.array(range(len(values))).cast(pa.string())
     # The cast rejects invalid UTF-8, which Arrow's parser accepts. A newline ends a value;
     # inside one it is white space.
-    flat = pc.replace_substring(values.cast(pa.string()).fill_null("null"), "\n", " ")
+    whole = values.cast(pa.string()).fill_null("null")
+    flat = pc.replace_substring(whole, "\n", " ")
     texts = flat.to_pylist()
-    check_one_value_each("\n".join(texts).encode(), texts)
+    check_one_value_each("\n".join(texts).encode(), whole.to_pylist())
     kind = pa.struct([field.with_nullable(True) for field in schema])
     check_decimals(texts, kind)
     wrapped = pc.binary_join_element_wise('{"i":', numbers, ',"v":', flat, "}\n", "")
@@ -412,7 +410,7 @@ def _parse_json(values: pa.Array, schema: pa.Schema) -> pa.StructArray:
     if table.column("i").to_pylist() != list(range(len(values))):
         raise ValueError("not one JSON value")
     found = converted(table.column("v").combine_chunks(), kind)
-    check_digits(found)
+    check_ranges(found)
     return found
 
 

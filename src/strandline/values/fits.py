@@ -41,6 +41,10 @@ _ZONE = re.compile(r"[+-](\d{2})(?::?(\d{2}))?$")
 _SURROGATE_PAIR = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _HOURS_MAX, _MINUTES_MAX = 23, 59
+_DAY_MINUTES = 24 * 60
+_LARGE = re.compile(rb"[0-9][eE]\+?[0-9]{3}")
+_EXPONENT_MAX = 308
+"""Of a double; Arrow's parser rejects a larger one wherever it is, and of zero too."""
 _FAST_NAMES_MAX = 32
 
 
@@ -64,13 +68,13 @@ def misfit_finder(versions: Sequence[SchemaVersion]) -> Callable[[bytes | None],
 def _avro_finder(versions: Sequence[SchemaVersion]) -> Callable[[bytes | None], Reason]:
     from strandline.values.avro import versions_reader
 
-    read = versions_reader(versions)
+    read, kind = versions_reader(versions), pa.struct(list(arrow_schema(versions[-1].columns)))
 
     def find(value: bytes | None) -> Reason:
         try:
             if value is not None:
-                read(value)
-        except ValueError as error:
+                pa.array([read(value)], kind)
+        except (ValueError, ArithmeticError, pa.ArrowException) as error:
             return str(error)
         return None
 
@@ -98,7 +102,7 @@ class _JsonFinder:
         self._decode_fast = None if is_slow else msgspec.json.Decoder().decode
         self._decode = json.JSONDecoder(
             object_pairs_hook=self._object,
-            parse_float=NumberText if has_decimals else None,
+            parse_float=_number_text if has_decimals else lambda text: float(_number_text(text)),
             parse_constant=_Constant,
         ).decode
 
@@ -120,6 +124,7 @@ class _JsonFinder:
         if (
             self._decode_fast is not None
             and b"\\" not in value
+            and not _LARGE.search(value)
             and all(value.count(name) < 2 for name in self._quoted)
         ):
             with contextlib.suppress(msgspec.DecodeError, RecursionError):
@@ -157,6 +162,13 @@ class _JsonFinder:
 
 def _excerpt(part: Any) -> str:
     return excerpt(str(part) if isinstance(part, NumberText) else json.dumps(part, default=str))
+
+
+def _number_text(text: str) -> NumberText:
+    mantissa, _, exponent = text.lower().partition("e")
+    if exponent and int(exponent) > _EXPONENT_MAX + len(mantissa.partition(".")[2]):
+        raise ValueError(f"the number {excerpt(text)} is too large")
+    return NumberText(text)
 
 
 def _names(fields: Iterable[pa.Field]) -> Iterable[str]:
@@ -220,11 +232,20 @@ def _is_time(part: Any, *patterns: re.Pattern[str]) -> bool:
     if not any(pattern.match(part) for pattern in patterns):
         return False
     try:
-        date(int(part[:4]), int(part[5:7]), int(part[8:10]))
+        day = date(int(part[:4]), int(part[5:7]), int(part[8:10]))
     except ValueError:
         return False  # no such day, or the year 0, which no Python reader has
     zone = _ZONE.search(part, 16)
-    return not zone or (int(zone[1]) <= _HOURS_MAX and int(zone[2] or 0) <= _MINUTES_MAX)
+    if not zone:
+        return True
+    hours, minutes = int(zone[1]), int(zone[2] or 0)
+    if hours > _HOURS_MAX or minutes > _MINUTES_MAX:
+        return False
+    if _DATE in patterns:
+        return True  # the day is the one written
+    shift = (hours * 60 + minutes) * (1 if zone[0][0] == "-" else -1)
+    in_utc = int(part[11:13]) * 60 + int(part[14:16]) + shift
+    return not (day == date.min and in_utc < 0) and not (day == date.max and in_utc >= _DAY_MINUTES)
 
 
 def _list_test(kind: pa.ListType) -> Test:

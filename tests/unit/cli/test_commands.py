@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -68,11 +69,14 @@ def on_a_terminal(*arguments):
     command = [sys.executable, "-m", "strandline.cli", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=its, env=environment) as process:
         os.close(its)
-        out = process.stdout.read()
-        shown = b""
-        with contextlib.suppress(OSError):  # so the end of a terminal is told
-            while piece := os.read(ours, 65_536):
-                shown += piece
+        # Beside the terminal: a command waits until what it shows there is read.
+        with ThreadPoolExecutor(1) as reader:
+            rest = reader.submit(process.stdout.read)
+            shown = b""
+            with contextlib.suppress(OSError):  # so the end of a terminal is told
+                while piece := os.read(ours, 65_536):
+                    shown += piece
+            out = rest.result()
     os.close(ours)
     assert process.returncode == 0, shown
     return out.decode(), shown.decode()

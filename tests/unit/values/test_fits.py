@@ -20,15 +20,18 @@ COLUMNS = (
 )
 NAMES = ["id", "t", "f", "d", "b", "s", "n", "x", "day", "at", "local", "a", "o", "other"]
 TIME = st.from_regex(
-    r"(19|20)[0-9]{2}-[01][0-9]-[0-3][0-9]([T ][0-2][0-9]:[0-5][0-9](:[0-5][0-9](\.[0-9]{1,9})?)?"
+    r"(0000|0001|9999|20[0-9]{2})-[01][0-9]-[0-3][0-9]"
+    r"([T ][0-2][0-9]:[0-5][0-9](:[0-5][0-9](\.[0-9]{1,9})?)?"
     r"(Z|[+-][0-9]{2}(:?[0-9]{2})?)?)?",
     fullmatch=True,
 )
 NUMBER = st.from_regex(
-    r"-?(0|[1-9][0-9]{0,25})(\.[0-9]{1,25})?([eE][+-]?[0-9]{1,3})?", fullmatch=True
+    r"-?(0|[1-9][0-9]{0,25})(\.[0-9]{1,25})?([eE][+-]?[0-9]{1,10})?", fullmatch=True
 )
 LEAF = st.one_of(
-    st.sampled_from(["null", "true", "NaN", "-Infinity", '"NaN"', '"aGk="', '"aGk"', r'"\ud83d"']),
+    st.sampled_from(
+        ["null", "true", "NaN", "-Infinity", '"NaN"', '"aGk="', '"aGk"', r'"\ud83d"', '"a\nb"']
+    ),
     st.text(max_size=5).map(json.dumps),
     st.text(max_size=5).map(lambda text: json.dumps(text, ensure_ascii=False)),
     st.integers(-(1 << 66), 1 << 66).map(str),
@@ -62,13 +65,8 @@ def is_read(versions, value):
     """Whether the readers decode a value."""
     decode = value_decoder("json", arrow_schema(versions[-1].columns), versions=versions)
     found = decode(pa.array([value], pa.binary()))
-    if found.bad:
-        return False
-    try:
-        found.rows.to_pylist()
-    except OverflowError:  # the year 0, which Python has not
-        return False
-    return True
+    found.rows.to_pylist()
+    return not found.bad
 
 
 @pytest.mark.parametrize(("kind", "text", "ours", "_"), FIELDS)
@@ -93,6 +91,47 @@ def test_what_fits_is_read_and_what_does_not_is_not(value):
     reason = misfit_finder(versions)(value)
     if reason is None or "is there twice" not in reason:
         assert is_read(versions, value) == (reason is None), reason
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("at TIMESTAMP", b'"0001-01-01T00:00:00+00:01"'),
+        ("at TIMESTAMP", b'"9999-12-31T23:59:59-00:01"'),
+        ("at TIMESTAMP", b'"0000-12-31T23:59:59Z"'),
+        ("at TIMESTAMP_NTZ", b'"0000-12-31T23:59:59"'),
+        ("at DATE", b'"0000-12-31"'),
+        ("at STRUCT<x: ARRAY<DATE>>", b'{"x":["0000-12-31"]}'),
+        ("at STRING", b'"a\nb"'),
+        ("at STRING, o INT", b'"a","other":1e400'),
+        ("at STRING, o INT", b'"a","other":0e999999999999'),
+        ("at DECIMAL(5,2)", b"0e99"),
+    ],
+)
+def test_what_other_readers_cannot_have_neither_fits_nor_is_read(column, value):
+    """Such as a time in the year 0, at which readers of the table's files stop."""
+    versions = versions_of(column)
+    text = b'{"at":%b}' % value
+    assert misfit_finder(versions)(text) is not None
+    assert not is_read(versions, text)
+
+
+@pytest.mark.parametrize("text", ["0001-01-01T00:00:00-23:59", "9999-12-31T23:59:59+23:59"])
+def test_the_first_and_the_last_time_fit(text):
+    """As far as they are of those years in UTC."""
+    versions = versions_of("at TIMESTAMP")
+    assert misfit_finder(versions)(b'{"at":"%b"}' % text.encode()) is None
+    assert is_read(versions, b'{"at":"%b"}' % text.encode())
+
+
+def test_an_avro_decimal_of_too_many_digits_does_not_fit():
+    """As readers find, who have its precision."""
+    kind = {"type": "bytes", "logicalType": "decimal", "precision": 5, "scale": 2}
+    fields = [{"name": "d", "type": kind}]
+    schema = json.dumps({"type": "record", "name": "r", "fields": fields})
+    find = misfit_finder(versions_of(schema))
+    assert find(b"\x04\x27\x10") is None
+    assert find(b"\x0c\x7f\xff\xff\xff\xff\xff") is not None
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,10 @@ def read():
         (b'{"id": 1, "name": 5}', "column 'name' is string, which cannot hold 5"),
         (b'{"id": 1, "day": "2024-13-45"}', "column 'day' is date, which cannot hold"),
         (b'{"id": 1, "day": "soon"}', "column 'day': 'soon' is not a date such as 2024-01-31"),
-        (b'{"id": 1, "day": "0000-01-01"}', "a date or time is not in the years 1 to 9999"),
+        (
+            b'{"id": 1, "day": "0000-01-01"}',
+            "column 'day': a date or time is not in the years 1 to 9999",
+        ),
         (b'{"id": 1, "at": 5}', "column 'at' is timestamp, which cannot hold 5"),
         (b'{"id": 1, "data": "!"}', "column 'data': '!' is not Base64"),
         (b'{"id": 1, "ratio": 1e999}', "Number too big to be stored in double."),

@@ -47,7 +47,11 @@ class SchemaCheck:
         find = self._find
         for number, value in enumerate(values):
             if (reason := find(value)) is not None:
-                where = f"row {number}, counted from 0: " if len(values) > 1 else ""
+                where = (
+                    f"row {number}, counted from 0 within its partition: "
+                    if len(values) > 1
+                    else ""
+                )
                 return self._error(f"{where}{reason}")
         return None
 
