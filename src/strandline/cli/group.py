@@ -1,7 +1,7 @@
 """``strandline group``: list, describe, reset and delete consumer groups."""
 
 from operator import attrgetter
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from strandline.api.groups import GroupInfo
+    from strandline.cli.documents import GroupProgress
     from strandline.client.client import Client
     from strandline.types import PartitionName
 
@@ -68,8 +69,7 @@ def info(
         found = client.groups.info(group)
         rows = _rows(client, found)
     if output is OutputFormat.json:
-        progress = [row._asdict() for row in rows]
-        print_json({**msgspec.structs.asdict(found), "progress": progress})
+        print_json({**msgspec.structs.asdict(found), "progress": rows})
         return
     print_line(f"group {group}, epoch {found.epoch}, {len(found.members)} members\n")
     for member in found.members:
@@ -77,14 +77,14 @@ def info(
         print_line(f"member {name}: {', '.join(member.streams)}")
     if found.members:
         print_line("")
-    shown = [row.cells for row in rows]
+    shown = [_cells(row) for row in rows]
     print_table(("stream", "#partition", "#offset", "#lag", "member"), shown)
     if found.metadata:
         print_line(f"\nits last commit says: {found.metadata!r}")
     for stream, offsets in found.undecided.items():
         for number, offset in offsets.items():
             print_line(f"\nan open transaction will commit offset {offset} of {stream}/{number}")
-    if any(row.is_beyond for row in rows):
+    if any(row["is_beyond"] for row in rows):
         print_line(
             "\n* beyond the end of the log: the stream was created again, or the log was cut. The "
             "next\nmember begins at its start option, by default the earliest record; so the lag "
@@ -92,26 +92,14 @@ def info(
         )
 
 
-class _ProgressRow(NamedTuple):
-    """A group's progress in one partition."""
-
-    stream: str
-    partition: int
-    offset: int | None
-    lag: int | None
-    member: str
-    is_beyond: bool
-    """Whether the committed offset is beyond the end of the log."""
-
-    @property
-    def cells(self) -> tuple[object, ...]:
-        """What the table shows."""
-        offset = "-" if self.offset is None else f"{self.offset}{'*' * self.is_beyond}"
-        lag = "-" if self.lag is None else self.lag
-        return self.stream, self.partition, offset, lag, self.member or "-"
+def _cells(row: "GroupProgress") -> tuple[object, ...]:
+    """Return what the table shows of a group's progress in a partition."""
+    offset = "-" if row["offset"] is None else f"{row['offset']}{'*' * row['is_beyond']}"
+    lag = "-" if row["lag"] is None else row["lag"]
+    return row["stream"], row["partition"], offset, lag, row["member"] or "-"
 
 
-def _rows(client: "Client", found: "GroupInfo") -> list[_ProgressRow]:
+def _rows(client: "Client", found: "GroupInfo") -> "list[GroupProgress]":
     """Return a row for each partition that has a committed offset or a member."""
     from strandline.api.groups import next_offset
 
@@ -128,7 +116,7 @@ def _rows(client: "Client", found: "GroupInfo") -> list[_ProgressRow]:
         stream: (client.offsets(stream, "earliest"), client.offsets(stream))
         for stream in {stream for stream, _ in committed | members.keys()} & known
     }
-    rows: list[_ProgressRow] = []
+    rows: list[GroupProgress] = []
     for stream, number in sorted(committed | members.keys()):
         offset = found.positions.get(stream, {}).get(number)
         firsts, ends = extents.get(stream, ({}, {}))
@@ -136,7 +124,16 @@ def _rows(client: "Client", found: "GroupInfo") -> list[_ProgressRow]:
         if offset is not None and number in firsts and number in ends:
             lag = ends[number] - next_offset(offset, firsts[number], ends[number])
             is_beyond = offset > ends[number]
-        rows.append(_ProgressRow(stream, number, offset, lag, member, is_beyond))
+        rows.append(
+            {
+                "stream": stream,
+                "partition": number,
+                "offset": offset,
+                "lag": lag,
+                "member": member,
+                "is_beyond": is_beyond,
+            }
+        )
     return rows
 
 

@@ -392,8 +392,8 @@ def _parse_json(values: pa.Array, schema: pa.Schema) -> pa.StructArray:
     # inside one it is white space.
     whole = values.cast(pa.string()).fill_null("null")
     flat = pc.replace_substring(whole, "\n", " ")
-    texts = flat.to_pylist()
-    check_one_value_each("\n".join(texts).encode(), whole.to_pylist())
+    texts = whole.to_pylist()
+    check_one_value_each(texts)
     kind = pa.struct([field.with_nullable(True) for field in schema])
     check_decimals(texts, kind)
     wrapped = pc.binary_join_element_wise('{"i":', numbers, ',"v":', flat, "}\n", "")

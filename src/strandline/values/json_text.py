@@ -39,18 +39,15 @@ class NumberText(str):
     __slots__ = ()
 
 
-def check_one_value_each(lines: bytes, values: list[str]) -> None:
+def check_one_value_each(values: list[str]) -> None:
     """Check that each value is exactly one JSON value.
-
-    Args:
-        lines: the values, one per line, with spaces for newlines.
-        values: the same, as they are.
 
     Raises:
         ValueError: one is not.
     """
+    lines = "\n".join([each.replace("\n", " ") for each in values])
     try:
-        if len(_VALUES.decode_lines(lines)) == len(values):
+        if len(_VALUES.decode_lines(lines.encode())) == len(values):
             values = [each for each in values if "\n" in each]  # which no text may have
     except (msgspec.DecodeError, RecursionError):
         pass  # NaN and Infinity, which Python and Arrow read, are looked at below
