@@ -478,4 +478,6 @@ def _arrow_rows(value: bytes, schema: pa.Schema) -> pa.StructArray:
         else pa.nulls(table.num_rows, field.type)
         for field in schema
     ]
+    for column in columns:
+        check_ranges(column)
     return pa.StructArray.from_arrays(columns, fields=list(schema))

@@ -247,6 +247,19 @@ def arrow_bytes(table):
     return sink.getvalue().to_pybytes()
 
 
+@pytest.mark.parametrize("days", [-719_163, 2_932_897])
+@pytest.mark.parametrize("kind", [pa.date32(), pa.timestamp("us"), pa.timestamp("us", tz="UTC")])
+def test_arrow_values_have_the_years_1_to_9999(kind, days):
+    """As JSON and Avro have: readers of a table's files stop at others."""
+    inside, outside = (
+        arrow_bytes(pa.table({"at": pa.array([day], pa.int32()).cast(pa.date32()).cast(kind)}))
+        for day in (days + 1 if days < 0 else days - 1, days)
+    )
+    found = decoded([inside, outside], "arrow", pa.schema([("at", kind)]))
+    assert found.sources == [0]
+    assert found.bad == [(1, "a date or time is not in the years 1 to 9999")]
+
+
 def test_arrow_values_may_hold_many_rows():
     """Rows of a value all name it as their source; columns are matched by name and cast."""
     two = arrow_bytes(pa.table({"b": ["x", "y"], "a": pa.array([1, 2], pa.int32())}))
