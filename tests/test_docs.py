@@ -290,11 +290,12 @@ def test_architecture_names_what_exists():
     assert not unknown
 
 
-def test_status_names_what_exists():
-    """Each path and test file in docs/status.md exists; a star matches any name."""
+@pytest.mark.parametrize("page", ["docs/status.md", "docs/guarantees.md"])
+def test_pages_about_tests_name_what_exists(page):
+    """Each path and test file in them exists; a star matches any name."""
     folders = [ROOT, ROOT / "src" / "strandline", ROOT / "src"]
     unknown = []
-    for token in set(re.findall(r"`([\w/*.{},-]+)`", text_of("docs/status.md"))):
+    for token in set(re.findall(r"`([\w/*.{},-]+)`", text_of(page))):
         names = [token]
         if "{" in token:
             head, _, rest = token.partition("{")

@@ -74,7 +74,7 @@ def publish(
     ] = None,
     message_id: Annotated[
         str | None,
-        typer.Option(help="Nats-Msg-Id of the record, which deduplicates repeats."),
+        typer.Option(help="Nats-Msg-Id, which deduplicates repeats in the same partition."),
     ] = None,
     partition: Annotated[
         int | None,
