@@ -24,7 +24,7 @@ from strandline.servers.grpc._generated import liftbridge_pb2 as pb
 from strandline.testing import ProcessServer
 from tests.kit.clusters import leader_of, status, three_brokers
 
-SECONDS = 3.0
+SECONDS = 1.5
 PAIRS_MAX = 3
 SHARE = 0.3
 """Of the rate without an attack, which others keep at least."""

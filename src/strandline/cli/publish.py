@@ -82,12 +82,14 @@ def publish(
     Records go over Arrow Flight to the broker. Any NATS client can publish, too.
     """
     import strandline
+    from strandline.without_pandas import keep_pandas_out
 
     if sum(source is not None for source in (value, file, lines)) > 1:
         raise typer.BadParameter("give one of VALUE, --file and --lines")
     if message_id is not None and value is None and file is None:
         raise typer.BadParameter("--message-id names one record; give VALUE or --file")
     headers = [parse_header(text) for text in header or ()]
+    keep_pandas_out()
     with strandline.connect(server) as client, client.producer(stream) as producer:
         if subject is not None:
             _check_subject(subject, client.stream_info(stream, of_leaders=False))
