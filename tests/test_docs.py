@@ -16,6 +16,7 @@ from urllib.parse import unquote
 import msgspec
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from strandline.cli.app import app
 from strandline.config import BrokerConfig, StreamConfig
@@ -184,6 +185,15 @@ def test_every_command_explains_itself(name):
     for parameter in command.params:
         assert getattr(parameter, "help", None), f"{name} {parameter.name}"
     assert any("--output" in parameter.opts for parameter in command.params), name
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_help_names_every_flag_in_full(name, monkeypatch):
+    """On a terminal of 80 columns."""
+    monkeypatch.setenv("TERMINAL_WIDTH", "80")
+    shown = CliRunner().invoke(app, [*name.split()[1:], "--help"]).output
+    flags = [flag for each in COMMANDS[name].params for flag in each.opts if flag.startswith("--")]
+    assert not [flag for flag in flags if not re.search(rf"(?<![^\s,]){flag}(?![^\s,])", shown)]
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,32 @@ def stored(client, name):
     return found
 
 
+def test_a_leader_that_is_away_is_logged_once(cluster, client, caplog):
+    """However many records of other partitions are acknowledged meanwhile; and its end."""
+    client.create_stream("away", partitions=PARTITIONS)
+    until(lambda: in_sync(client, "away"))
+    server = leader(cluster, client, "away")
+    with client.producer("away", delivery_timeout_s=120) as producer:
+        server.kill()
+        waiting = producer.append(b"waits", partition=0)
+        reached = time.monotonic() + 9
+        while time.monotonic() < reached:
+            for number in range(1, PARTITIONS):
+                producer.append(b"v", partition=number)
+            time.sleep(0.1)
+        cluster.bring_back(server)
+        waiting.result(PATIENCE_S)
+
+    def told():
+        texts = (each.getMessage() for each in caplog.records)
+        return [text for text in texts if "records of away" in text]
+
+    until(lambda: "no longer" in told()[-1])  # the watchdog may still be at it
+    begun, over = told()
+    assert begun.startswith("no ack for records of away in ")
+    assert re.match(r"records of away no longer wait for acks, after \d+ s; 0 of them", over)
+
+
 class Work:
     """A producer that sends one record after another to each partition in rotation."""
 
