@@ -162,8 +162,8 @@ class ClusterMembership:
             telemetry=telemetry,
             session=Session(self._requests),
             move_rate=_move_rate(config),
+            trace=self.trace,
         )
-        self.replicas.trace = self.trace
         self.replica_status = status = ReplicaStatusQuery(self.replicas, rpc)
         self.controller = ControllerRunner(self.quorum, self._newest, status.ask, clock=clock)
         self.quorum.on_leadership.append(self._note_leadership)
