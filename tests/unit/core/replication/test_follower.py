@@ -181,6 +181,26 @@ def test_a_full_disk_gives_the_stream_up_for_a_while(follower):
     assert follower.step(ev.TimePassed(), 100) == [fx.Send(1, Fetch(2, FIRST + 1, 10, 1, "run 2"))]
 
 
+def test_a_full_disk_wakes_no_follower_that_stopped(follower):
+    """What made it stop is not mended by room on the disk; only an assignment starts it again."""
+    told(follower, stream(ref(10, 12, epoch=2)), (b"x",))
+    assert told(follower, stream(ref(11, 14, epoch=2)), (b"y",)) == [
+        fx.Halted(fx.DivergenceError.MISALIGNED)
+    ]
+    assert follower.step(ev.Undone(10), 0) == []
+    assert follower.follower.state is FollowerState.STUCK
+    assert follower.deadline_ms is None
+
+
+def test_a_full_disk_without_a_leader_asks_nobody(make, assigned):
+    """There is nobody to fetch from, so no timer runs."""
+    replica = make(2, 10)
+    replica.step(assigned(2, None), 0)
+    assert replica.step(ev.Undone(8), 0) == []
+    assert replica.log.log_end_offset == 8
+    assert replica.deadline_ms is None
+
+
 def test_an_old_leader_is_fenced(follower, assigned):
     """Its batches are not appended, and it learns why."""
     follower.step(assigned(3, 3), 0)
