@@ -81,7 +81,7 @@ class ClusterMembership:
         config: the broker's settings.
         store: the quorum member's disk.
         committer: writes batches and entries.
-        identity: of the data directory.
+        identity: the identity of the data directory.
         clock: the time.
         telemetry: counters.
         on_image: called with each image that streams and replicas may use.

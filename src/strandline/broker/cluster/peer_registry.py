@@ -27,7 +27,7 @@ class PeerRegistry:
     Args:
         config: this broker's settings.
         events: the callbacks of the links.
-        identity: of the data directory.
+        identity: the identity of the data directory.
         machine: has the newest image.
         quorum: has the newest members.
         trace: the trace of frames; None: none.

@@ -55,8 +55,8 @@ class TracedLinks(PeerLinks):
 
     Args:
         trace: has the clock.
-        *args: of ``PeerLinks``.
-        **options: of ``PeerLinks``.
+        *args: those of ``PeerLinks``.
+        **options: those of ``PeerLinks``.
     """
 
     def __init__(self, trace: Trace, *args: Any, **options: Any) -> None:

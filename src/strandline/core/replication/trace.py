@@ -61,11 +61,11 @@ class TracedReplica(Replica):
     Args:
         me: as for ``Replica``, like what is not described here.
         log: the partition's log.
-        name: of the partition, as lines have it.
+        name: the name of the partition, as lines have it.
         trace: receives the lines.
         limits: the timeouts.
-        session: of its requests.
-        incarnation: of the broker.
+        session: the session of its requests.
+        incarnation: the incarnation of the broker.
     """
 
     def __init__(

@@ -136,7 +136,7 @@ class ConsumerCalls:
     Args:
         api: finds streams, and answers.
         store: keeps durable consumers.
-        receivers: of what consumers deliver.
+        receivers: the receivers of what consumers deliver.
     """
 
     def __init__(self, api: JetStreamApi, store: ConsumerStore, receivers: Receivers) -> None:

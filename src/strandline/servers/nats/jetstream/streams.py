@@ -118,7 +118,7 @@ class StreamCalls:
     Args:
         api: finds streams, and answers.
         config: the broker's settings.
-        consumers: of these streams.
+        consumers: the consumers of these streams.
     """
 
     def __init__(self, api: JetStreamApi, config: BrokerConfig, consumers: ConsumerCalls) -> None:
