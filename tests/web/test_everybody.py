@@ -11,7 +11,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 
 import strandline
-from strandline.servers.http.console.pages import ROUTES
+from strandline.servers.http.console.app import ROUTES
 from strandline.testing import Server
 from strandline.types import PartitionName
 
