@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 from urllib.parse import unquote
 
 import msgspec
@@ -19,6 +20,7 @@ from typer.testing import CliRunner
 
 from strandline.cli.app import app
 from strandline.config import BrokerConfig, StreamConfig
+from strandline.core.metadata.image import BrokerState
 from strandline.errors import all_error_classes
 from strandline.process.settings import flat_settings
 from strandline.telemetry import GROUP_METRICS, METRICS, PARTITION_METRICS, PREFIX, metric_names
@@ -128,6 +130,12 @@ def test_every_error_code_is_documented():
         cls.code: "yes" if cls.retriable else "no" for cls in all_error_classes()
     }
     assert all(len(cells) == 3 and all(cells) for cells in rows.values())
+
+
+def test_every_state_of_a_broker_is_documented():
+    """The table in docs/cluster.md has each word that `cluster status` shows, and no others."""
+    _, _, table = text_of("docs/cluster.md").partition("### The states of a broker\n")
+    assert set(table_rows(table.split("\n#")[0])) == set(get_args(BrokerState))
 
 
 def test_every_command_is_documented():
@@ -290,11 +298,12 @@ def test_architecture_names_what_exists():
     assert not unknown
 
 
-def test_status_names_what_exists():
-    """Each path and test file in docs/status.md exists; a star matches any name."""
+@pytest.mark.parametrize("page", ["docs/status.md", "docs/guarantees.md"])
+def test_pages_about_tests_name_what_exists(page):
+    """Each path and test file in them exists; a star matches any name."""
     folders = [ROOT, ROOT / "src" / "strandline", ROOT / "src"]
     unknown = []
-    for token in set(re.findall(r"`([\w/*.{},-]+)`", text_of("docs/status.md"))):
+    for token in set(re.findall(r"`([\w/*.{},-]+)`", text_of(page))):
         names = [token]
         if "{" in token:
             head, _, rest = token.partition("{")

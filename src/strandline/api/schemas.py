@@ -19,7 +19,7 @@ class SetSchemaRequest(WireMessage, frozen=True, kw_only=True):
     stream: Name
     text: Annotated[str, msgspec.Meta(min_length=1, max_length=SCHEMA_CHARACTERS_MAX)]
     """Columns as Spark writes them, ``id BIGINT, name STRING``, or as JSON, as they are listed; or
-    an Avro schema."""
+    a JSON Schema, or an Avro schema."""
     format: SchemaFormat | None = None
     """None: as the text looks."""
     registry_id: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)] | None = None

@@ -74,7 +74,7 @@ def publish(
     ] = None,
     message_id: Annotated[
         str | None,
-        typer.Option(help="Nats-Msg-Id of the record, which deduplicates repeats."),
+        typer.Option(help="Nats-Msg-Id, which deduplicates repeats in the same partition."),
     ] = None,
     partition: Annotated[
         int | None,
@@ -88,6 +88,7 @@ def publish(
     Records go over Arrow Flight to the broker. Any NATS client can publish, too.
     """
     import strandline
+    from strandline.without_pandas import keep_pandas_out
 
     if sum(source is not None for source in (value, file, lines)) + tombstone > 1:
         raise typer.BadParameter("give one of VALUE, --file, --lines and --tombstone")
@@ -98,6 +99,7 @@ def publish(
         raise typer.BadParameter("--message-id names one record; give VALUE or --file")
     with naming("--header"):
         headers = [parse_header(text) for text in header or ()]
+    keep_pandas_out()
     with strandline.connect(server) as client, client.producer(stream) as producer:
         if subject is not None:
             _check_subject(subject, client.stream_info(stream, of_leaders=False))

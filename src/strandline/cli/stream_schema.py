@@ -40,6 +40,7 @@ StreamArgument = Annotated[
     "set",
     epilog=examples(
         "echo 'id BIGINT NOT NULL, customer STRING' | strandline stream schema set orders -",
+        "strandline stream schema set orders order.schema.json",
         "strandline stream schema set payments payment.avsc",
         "strandline stream schema set payments payment.avsc --registry-id 17",
     ),
@@ -52,7 +53,8 @@ def set_schema(
         Path,
         typer.Argument(
             metavar="FILE",
-            help="Columns as Spark writes them or as JSON, or an Avro schema; - is standard input.",
+            help="Columns as Spark writes them or as JSON, a JSON Schema, or an Avro schema; - is "
+            "standard input.",
         ),
     ],
     schema_format: Annotated[

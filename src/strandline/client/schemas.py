@@ -32,7 +32,7 @@ class Schemas:
             stream: its name.
             text: columns as Spark writes them, ``id BIGINT NOT NULL, name STRING``, or as JSON, a
                 list of objects with ``name``, ``type`` and, if wanted, ``nullable`` and ``id``; or
-                an Avro schema. Bytes are UTF-8.
+                a JSON Schema, or an Avro schema. Bytes are UTF-8.
             format: ``json`` or ``avro``; by default as the text looks.
             registry_id: the id that a schema registry gave it, by which framed values name it.
 

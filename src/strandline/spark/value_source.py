@@ -25,6 +25,7 @@ from strandline.values.decode import (
     check_distinct_names,
     value_decoder,
 )
+from strandline.values.evolution import given_versions
 from strandline.values.schema import SchemaVersion
 
 ERROR_COLUMN = "_error"
@@ -94,12 +95,15 @@ def decoded_rows(
         records = records.append(pa.field("offset", pa.int64()))
     values = pa.schema([field for field in target if _is_value(field.name)])
     stream = options.place(wanted.partition).stream
+    versions: Sequence[SchemaVersion] = given_versions(options.value_format, options.value_schema)
+    if not options.value_schema:
+        versions = _versions(options, stream)
     decode = value_decoder(
         options.value_format,
         values,
         avro_schema=options.value_schema,
         avro_writer_schema=options.writer_schema,
-        versions=() if options.value_schema else _versions(options, stream),
+        versions=versions,
     )
     for batch in read_rows(options, wanted, records, identity=identity):
         found = decode(batch.column("value"))
@@ -155,6 +159,8 @@ def _value_columns(options: ReadOptions) -> pa.Schema:
         from strandline.values.avro import arrow_schema_of
 
         return arrow_schema_of(options.value_schema)
+    if versions := given_versions(options.value_format, options.value_schema):
+        return arrow_schema(versions[-1].columns)
     columns = parse_columns(options.value_schema)
     if options.value_format == "json":
         check_decodable(columns)

@@ -21,6 +21,7 @@ from fastavro.read import SchemaResolutionError
 
 from strandline.errors import InvalidConfigError
 from strandline.values.columns import check_size
+from strandline.values.frame import FRAME_BYTES, frame, framed_id
 from strandline.values.schema import SchemaVersion
 
 _PRIMITIVES: dict[str, pa.DataType] = {
@@ -49,9 +50,6 @@ DEPTH_MAX = 64
 SINGLE_OBJECT = b"\xc3\x01"
 """The mark of Avro's single-object encoding, before the fingerprint of the schema."""
 _FINGERPRINT_BYTES = 8
-REGISTRY_MARK = b"\x00"
-"""What a registry's clients write before its id of the schema, big-endian in four bytes."""
-_ID_BYTES = 4
 ReadValue = Callable[[bytes], Any]
 
 
@@ -132,10 +130,10 @@ def versions_reader(versions: Sequence[SchemaVersion]) -> ReadValue:
     framed = {SINGLE_OBJECT + fingerprint(each.avro): read for each, read in by_version}
     for each, read in by_version:
         if each.registry_id is not None:
-            framed[REGISTRY_MARK + each.registry_id.to_bytes(_ID_BYTES, "big")] = read
+            framed[frame(each.registry_id)] = read
 
     def read_any(value: bytes) -> Any:
-        for size in (len(SINGLE_OBJECT) + _FINGERPRINT_BYTES, len(REGISTRY_MARK) + _ID_BYTES):
+        for size in (len(SINGLE_OBJECT) + _FINGERPRINT_BYTES, FRAME_BYTES):
             if value[:size] in framed:
                 return framed[value[:size]](value[size:])
         reasons = []
@@ -153,8 +151,7 @@ def _frame_of(value: bytes) -> str:
     """Return what to say of a frame that names no version."""
     if value.startswith(SINGLE_OBJECT) and len(value) >= len(SINGLE_OBJECT) + _FINGERPRINT_BYTES:
         return "the fingerprint of its frame is of no version, and "
-    if value.startswith(REGISTRY_MARK) and len(value) > len(REGISTRY_MARK) + _ID_BYTES:
-        number = int.from_bytes(value[len(REGISTRY_MARK) :][:_ID_BYTES], "big")
+    if (number := framed_id(value)) is not None:
         return f"no version has the registry's id {number} of its frame, and "
     return ""
 

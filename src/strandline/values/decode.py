@@ -22,12 +22,14 @@ import pyarrow.json
 
 from strandline.errors import InvalidConfigError
 from strandline.values.columns import arrow_schema, type_text
+from strandline.values.frame import json_unframer
 from strandline.values.json_columns import columns_of
 from strandline.values.json_text import (
     check_decimals,
     check_one_value_each,
     check_ranges,
     converted,
+    excerpt,
     text_type,
 )
 from strandline.values.schema import SchemaVersion, ValueFormat, names_by_column
@@ -51,7 +53,6 @@ RECORD_SCHEMA = pa.schema(
 )
 """The columns of a record as a load without decoding stores them."""
 _REASON_CHARACTERS = 200
-_EXCERPT_CHARACTERS = 60
 _TWICE = re.compile(r"Column\(/v/(.*)\) was specified twice")
 # Out of range (ArithmeticError), truncated or with a repeated column (LookupError), etc.
 _DECODE_ERRORS = (pa.ArrowException, ArithmeticError, LookupError, OSError, TypeError, ValueError)
@@ -298,8 +299,12 @@ def _json_parser(schema: pa.Schema, versions: Sequence[SchemaVersion]) -> ParseR
         for name in names
     ]
     wanted = pa.schema(fields)
+    unframed, judge = json_unframer(versions), json_judge(versions)
 
     def parse(values: pa.Array) -> pa.StructArray:
+        if versions and pc.any(pc.starts_with(values, "\0")).as_py():
+            plain = [None if each is None else unframed(each) for each in values.to_pylist()]
+            values = pa.array(plain, pa.binary())
         try:
             rows = _parse_json(values, wanted)
         except _DECODE_ERRORS as error:
@@ -308,6 +313,8 @@ def _json_parser(schema: pa.Schema, versions: Sequence[SchemaVersion]) -> ParseR
             raise ValueError(_json_reason(values, wanted, error)) from error
         if not versions:
             return rows
+        if judge is not None:
+            _check_valid(values, judge)
         parts = dict(zip(wanted.names, rows.flatten(), strict=True))
         found = [parts[names[0]] for names in columns]
         for place, names in enumerate(columns):
@@ -319,6 +326,24 @@ def _json_parser(schema: pa.Schema, versions: Sequence[SchemaVersion]) -> ParseR
         return pa.StructArray.from_arrays(found, fields=kind, mask=rows.is_null())
 
     return parse
+
+
+def json_judge(versions: Sequence[SchemaVersion]) -> Callable[[bytes], str | None] | None:
+    """Return the function that says why a value is not valid by a stream's JSON Schema, if any."""
+    if not versions or not versions[-1].json_schema:
+        return None
+    # Imported here: its library is needed for JSON Schema alone.
+    from strandline.values.json_schema import json_schema_judge
+
+    return json_schema_judge(versions[-1].json_schema)
+
+
+def _check_valid(values: pa.Array, judge: Callable[[bytes], str | None]) -> None:
+    """Check that values are valid by a JSON Schema."""
+    for value in values.to_pylist():
+        reason = None if value is None else judge(value)
+        if reason is not None:
+            raise ValueError(reason)
 
 
 def _json_reason(value: pa.Array, schema: pa.Schema, error: Exception) -> str:
@@ -367,11 +392,6 @@ def _parts_of(text: bytes) -> dict[str, str]:
     except msgspec.DecodeError:  # NaN and Infinity, which Python and Arrow read
         return {name: json.dumps(part) for name, part in json.loads(text).items()}
     return {name: bytes(part).decode() for name, part in parts.items()}
-
-
-def excerpt(text: str) -> str:
-    """Return the beginning of a text, for an error."""
-    return text if len(text) <= _EXCERPT_CHARACTERS else f"{text[:_EXCERPT_CHARACTERS]}…"
 
 
 def _check_required(values: pa.Array, column: pa.Array, name: str) -> None:

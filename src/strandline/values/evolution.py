@@ -1,9 +1,10 @@
 """Which version of a stream's schema may follow which: new columns, wider types, new names.
 
 Rules: the newest version has to read every value that an earlier one described. So a column may be
-added if it may be null, get a wider type, become nullable, and be renamed by its id (JSON) or its
-aliases (Avro). Anything else is refused, and the message names the column. Pure: the broker checks
-once, when a version is added, and the metadata only counts versions.
+added if it may be null, get a wider type, become nullable, and be renamed by its id (columns of
+JSON) or its aliases (Avro); what a JSON Schema asks beyond types may become less. Anything else is
+refused, and the message names the column. Pure: the broker checks once, when a version is added,
+and the metadata only counts versions.
 """
 
 import json
@@ -24,6 +25,7 @@ from strandline.values.decode import (
     check_not_of_record,
 )
 from strandline.values.schema import SchemaColumn, SchemaFormat, SchemaVersion, names_by_column
+from strandline.values.shape import ShapeField, ValueShape, element
 
 _ORDERS = (
     ("tinyint", "smallint", "int", "bigint"),
@@ -32,36 +34,9 @@ _ORDERS = (
 )
 """Types by width."""
 _PROTOBUF = re.compile(r"syntax\s*=|message\s+\w+\s*\{")
-_JSON_SCHEMA = ("$schema", "properties")
-_NOT_SUPPORTED = (
-    "is not supported; give columns such as 'id BIGINT, name STRING', or an Avro schema"
-)
-
-
-@dataclass(frozen=True)
-class ValueShape:
-    """A type as far as compatibility depends on it."""
-
-    kind: str
-    """A type's word and parameters, or ``struct``, ``array``, ``map``, ``enum``."""
-    nullable: bool = True
-    fields: tuple["ShapeField", ...] = ()
-    """Of a struct; of an array or map its parts."""
-    name: str = ""
-    """Of a named type of Avro, with its namespace."""
-    aliases: frozenset[str] = frozenset()
-    symbols: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True)
-class ShapeField:
-    """A field of a struct."""
-
-    name: str
-    shape: ValueShape
-    aliases: frozenset[str] = frozenset()
-    may_be_missing: bool = True
-    """Whether an earlier value without it is read as null."""
+_JSON_SCHEMA = ("$schema", "properties", "$ref", "anyOf", "oneOf", "allOf")
+_LOOSER_IF_LESS = {"exclusiveMinimum", "minItems", "minLength", "minProperties", "minimum"}
+_LOOSER_IF_MORE = {"exclusiveMaximum", "maxItems", "maxLength", "maxProperties", "maximum"}
 
 
 class _Given(NamedTuple):
@@ -74,6 +49,7 @@ class _Given(NamedTuple):
     ids: Sequence[int | None]
     """Where the user gave ids."""
     avro: str = ""
+    json_schema: str = ""
 
 
 class _GivenColumn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -95,7 +71,7 @@ def next_version(
 
     Args:
         earlier: the versions that the stream has, ascending.
-        text: columns as Spark writes them, or as JSON, or an Avro schema.
+        text: columns as Spark writes them, or as JSON, a JSON Schema, or an Avro schema.
         kind: its format; None: as the text looks.
         registry_id: the id that a schema registry gave it.
         now_ns: Unix time.
@@ -110,9 +86,9 @@ def next_version(
             f"the stream's values are {last.format} since version 1, and this is a schema of "
             f"{given.format} values; create another stream for them"
         )
-    if registry_id is not None and given.format != "avro":
+    if registry_id is not None and not (given.avro or given.json_schema):
         raise InvalidConfigError(
-            "a registry's id is for Avro, whose values begin with it; leave it out"
+            "a registry's id is for Avro and JSON Schema, whose values begin with it; leave it out"
         )
     columns = _numbered(given, earlier)
     for each in reversed(earlier):  # the newest first, whose names a user knows
@@ -123,6 +99,7 @@ def next_version(
         format=given.format,
         columns=columns,
         avro=given.avro,
+        json_schema=given.json_schema,
         registry_id=registry_id,
         created_ns=now_ns,
     )
@@ -134,8 +111,8 @@ def next_version(
 
 
 def _says_the_same(last: SchemaVersion, new: SchemaVersion) -> bool:
-    same = (last.columns, last.avro) == (new.columns, new.avro)
-    return same and new.registry_id in (None, last.registry_id)
+    texts = (last.avro, last.json_schema) == (new.avro, new.json_schema)
+    return last.columns == new.columns and texts and new.registry_id in (None, last.registry_id)
 
 
 def _numbered(given: _Given, earlier: Sequence[SchemaVersion]) -> tuple[SchemaColumn, ...]:
@@ -199,6 +176,7 @@ def _check_compatible(
     """Check that values of an earlier version can be read with the new one."""
     old_shape = _parse_stored(before).shape
     _check_name(old_shape, given.shape, "values")
+    _check_limits(old_shape, given.shape, "values")
     new = {column.id: each for column, each in zip(columns, given.shape.fields, strict=True)}
     for column, old in zip(before.columns, old_shape.fields, strict=True):
         found = new.pop(column.id, None)
@@ -233,6 +211,7 @@ def _compare(old: ValueShape, new: ValueShape, path: str) -> None:
             "wider (tinyint, smallint, int, bigint; float, double; more digits of a decimal)"
         )
     _check_name(old, new, f"column {path!r}")
+    _check_limits(old, new, f"column {path!r}")
     if lost := old.symbols - new.symbols:
         raise InvalidConfigError(
             f"the enum of {path!r} lacks {', '.join(sorted(lost))}, which earlier values have"
@@ -247,6 +226,30 @@ def _compare(old: ValueShape, new: ValueShape, path: str) -> None:
         _compare(each.shape, fields.pop(each.name).shape, below)
     for added in fields.values():
         _check_optional(added, f"{path}.{added.name}")
+
+
+def _check_limits(old: ValueShape, new: ValueShape, what: str) -> None:
+    """Check that what JSON Schema asks of a value, it asked before, or more."""
+    for word, limit in new.limits.items():
+        if word not in old.limits or not _is_looser(word, old.limits[word], limit):
+            raise InvalidConfigError(
+                f"{what}: {word!r} is {json.dumps(limit)}, which values of earlier versions need "
+                "not meet: a limit may only be left out, or become wider"
+            )
+
+
+def _is_looser(word: str, old: Any, new: Any) -> bool:
+    """Return whether a limit lets through what it let through before."""
+    if word == "enum":
+        # Written out, since Python takes true for 1.
+        return {json.dumps(each) for each in old} <= {json.dumps(each) for each in new}
+    if word == "required":
+        return {*new} <= {*old}
+    if type(old) is bool or type(new) is bool:  # exclusiveMinimum in draft 4, among others
+        return old is new
+    if word in _LOOSER_IF_LESS:
+        return bool(new <= old)
+    return bool(new >= old) if word in _LOOSER_IF_MORE else bool(new == old)
 
 
 def _check_optional(added: ShapeField, path: str) -> None:
@@ -288,6 +291,8 @@ def _parse_stored(version: SchemaVersion) -> _Given:
     """Return a version that was added before."""
     if version.format == "avro":
         return _parse_avro(version.avro)
+    if version.json_schema:
+        return _parse_json_schema(json.loads(version.json_schema))
     return _json_columns(
         _GivenColumn(name=each.name, type=each.type, nullable=each.nullable, id=each.id)
         for each in version.columns
@@ -306,7 +311,15 @@ def _parse(text: str, kind: SchemaFormat | None) -> _Given:
             "the schema is empty; give columns such as 'id BIGINT, name STRING', or an Avro schema"
         )
     document = _document_of(text)
-    _check_language(text, document)
+    if _PROTOBUF.match(text):
+        raise InvalidConfigError(
+            "a schema in Protocol Buffers is not supported; give columns such as 'id BIGINT, name "
+            "STRING', a JSON Schema, or an Avro schema"
+        )
+    if is_json_schema(document):
+        if kind == "avro":
+            raise InvalidConfigError("this is a JSON Schema: its format is json, not avro")
+        return _parse_json_schema(document)
     if isinstance(document, dict) and document.get("type") == "struct":
         document = _spark_columns(document)
     is_avro = isinstance(document, dict) and "columns" not in document
@@ -323,6 +336,11 @@ def _parse(text: str, kind: SchemaFormat | None) -> _Given:
             for each in columns
         ]
     else:
+        if isinstance(document, dict) and document.get("json_schema"):
+            raise InvalidConfigError(
+                "these are the columns of a JSON Schema, which asks for more: set a JSON Schema, "
+                "or leave 'json_schema' out to ask for columns alone from now on"
+            )
         listed = document["columns"] if isinstance(document, dict) else document
         try:
             given = msgspec.convert(listed, list[_GivenColumn])
@@ -388,11 +406,41 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _check_language(text: str, document: Any) -> None:
-    if _PROTOBUF.match(text):
-        raise InvalidConfigError(f"a schema in Protocol Buffers {_NOT_SUPPORTED}")
-    if isinstance(document, dict) and any(word in document for word in _JSON_SCHEMA):
-        raise InvalidConfigError(f"JSON Schema {_NOT_SUPPORTED}")
+def is_json_schema(document: Any) -> bool:
+    """Return whether a document is a JSON Schema, as it looks."""
+    return isinstance(document, dict) and (
+        document.get("type") == "object" or any(word in document for word in _JSON_SCHEMA)
+    )
+
+
+def given_versions(kind: str, text: str | None) -> tuple[SchemaVersion, ...]:
+    """Return a JSON Schema that a user gave in place of a stream's, as its only version.
+
+    Empty for any other schema, which has no more than columns.
+
+    Raises:
+        InvalidConfigError: it has no columns.
+    """
+    if kind != "json" or not text or not is_json_schema(_document_of(text.strip())):
+        return ()
+    return (next_version((), text),)
+
+
+def _parse_json_schema(document: dict[str, Any]) -> _Given:
+    """Return the columns of a JSON Schema."""
+    # Imported here: its library is needed for JSON Schema alone.
+    from strandline.values.json_schema import columns_of_json_schema
+
+    schema, shape = columns_of_json_schema(document)
+    check_size(schema)
+    check_distinct_names(schema)
+    check_not_of_record(schema, RECORD_COLUMNS)
+    types = [_type_of(each) for each in schema]
+    try:
+        compact = json.dumps(document, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    except ValueError as error:
+        raise InvalidConfigError(f"the JSON Schema is not JSON: {error}") from error
+    return _Given("json", shape, types, [None] * len(types), json_schema=compact)
 
 
 def _json_columns(given: Iterable[_GivenColumn]) -> _Given:
@@ -425,12 +473,8 @@ def _shape_of(kind: pa.DataType, *, nullable: bool) -> ValueShape:
         )
         return ValueShape("struct", nullable, fields)
     if pa.types.is_list(kind):
-        return ValueShape("array", nullable, (_element(_shape_of(kind.value_type, nullable=True)),))
+        return ValueShape("array", nullable, (element(_shape_of(kind.value_type, nullable=True)),))
     return ValueShape(type_text(kind), nullable)
-
-
-def _element(shape: ValueShape) -> ShapeField:
-    return ShapeField("element", shape)
 
 
 def _parse_avro(text: str) -> _Given:
@@ -489,9 +533,9 @@ class _AvroShapes:
             fields = tuple(self._field(each) for each in schema["fields"])
             return ValueShape("struct", fields=fields)
         if kind == "array":
-            return ValueShape("array", fields=(_element(self.of(schema["items"])),))
+            return ValueShape("array", fields=(element(self.of(schema["items"])),))
         if kind == "map":
-            return ValueShape("map", fields=(_element(self.of(schema["values"])),))
+            return ValueShape("map", fields=(element(self.of(schema["values"])),))
         if kind == "enum":
             return ValueShape("enum", symbols=frozenset(schema["symbols"]))
         if "logicalType" in schema:

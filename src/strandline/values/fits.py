@@ -19,7 +19,8 @@ import msgspec
 import pyarrow as pa
 
 from strandline.values.columns import arrow_schema, type_text
-from strandline.values.decode import excerpt
+from strandline.values.decode import json_judge
+from strandline.values.frame import json_unframer
 from strandline.values.json_text import (
     DATE_TEXT,
     LOCAL_TEXT,
@@ -27,6 +28,7 @@ from strandline.values.json_text import (
     NumberText,
     decimal_fits,
     decimals_of,
+    excerpt,
 )
 from strandline.values.schema import SchemaVersion, names_by_column
 
@@ -86,6 +88,7 @@ class _JsonFinder:
 
     def __init__(self, versions: Sequence[SchemaVersion]) -> None:
         newest, known = versions[-1].columns, names_by_column(versions)
+        self._unframed, self._judge = json_unframer(versions), json_judge(versions)
         schema = arrow_schema(newest)
         self._columns = [
             (name, field.type, _test_of(field.type))
@@ -110,7 +113,7 @@ class _JsonFinder:
         if value is None:
             return None
         try:
-            return self._reason(self._parsed(value))
+            return self._reason(self._unframed(value))
         except UnicodeDecodeError:
             return "the value is not UTF-8"
         except UnicodeEncodeError:
@@ -118,7 +121,17 @@ class _JsonFinder:
         except RecursionError:
             return "JSON that is nested too deeply"
         except ValueError as error:
-            return f"not one JSON value: {error}"
+            return str(error)
+
+    def _reason(self, value: bytes) -> Reason:
+        try:
+            parsed = self._parsed(value)
+        except (UnicodeDecodeError, UnicodeEncodeError):
+            raise
+        except ValueError as error:
+            raise ValueError(f"not one JSON value: {error}") from error
+        reason = self._misfit(parsed)
+        return self._judge(value) if reason is None and self._judge else reason
 
     def _parsed(self, value: bytes) -> Any:
         if (
@@ -145,7 +158,7 @@ class _JsonFinder:
                 raise ValueError("the name of a column is there twice in one object")
         return found
 
-    def _reason(self, value: Any) -> Reason:
+    def _misfit(self, value: Any) -> Reason:
         if value is None:
             value = {}
         if type(value) is not dict:

@@ -29,6 +29,7 @@ _VALUES = msgspec.json.Decoder(msgspec.Raw)
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,9})?")
 _ODD_NUMBER = r"[0-9.][eE][+-]?[0-9]|\.[0-9]{30}"
 _FIRST_DAY, _LAST_DAY = ((day - date(1970, 1, 1)).days for day in (date.min, date.max))
+_EXCERPT_CHARACTERS = 60
 _DIGITS = 38
 """Arrow's decimals have 128 bits, and overflow without a word where they get zeros at the end."""
 
@@ -37,6 +38,11 @@ class NumberText(str):
     """A number with a fraction or an exponent as JSON has it."""
 
     __slots__ = ()
+
+
+def excerpt(text: str) -> str:
+    """Return the beginning of a text, for an error."""
+    return text if len(text) <= _EXCERPT_CHARACTERS else f"{text[:_EXCERPT_CHARACTERS]}…"
 
 
 def check_one_value_each(values: list[str]) -> None:

@@ -34,6 +34,8 @@ class SchemaVersion(msgspec.Struct, frozen=True, kw_only=True):
     columns: tuple[SchemaColumn, ...]
     avro: str = ""
     """The Avro schema as JSON; empty for ``json``."""
+    json_schema: str = ""
+    """The JSON Schema of ``json`` values, if it was given as one."""
     registry_id: int | None = None
     """The id that a schema registry gave it, by which framed values name it."""
     created_ns: int = 0

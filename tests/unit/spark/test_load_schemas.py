@@ -90,6 +90,32 @@ def test_json_is_loaded_by_every_version_of_the_schema(load, table_format):
     assert found[1:] == (wide if table_format == "delta" else [])
 
 
+def test_json_is_loaded_by_a_json_schema(load):
+    """A new property becomes a column; what is not valid is a dead letter with the keyword."""
+    load.config["dead_letters"] = "bad"
+    schema = {
+        "type": "object",
+        "properties": {"id": {"type": "integer", "minimum": 1}},
+        "required": ["id"],
+    }
+    load.client.schemas.set("orders", json.dumps(schema), registry_id=7)
+    for value in (b'{"id":1,"more":0}', b'{"id":0}', b'\0\0\0\0\7{"id":2}', None):
+        load.client.append("orders", value)
+    load.run()
+    place = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    schema["properties"]["place"] = place
+    load.client.schemas.set("orders", json.dumps(schema))
+    for value in (b'{"id":3,"place":{"city":"Rome"}}', b'{"id":4,"place":{}}'):
+        load.client.append("orders", value)
+    load.run()
+    rows = [(0, 1, None), (2, 2, None), (3, None, None), (4, 3, {"city": "Rome"})]
+    assert loaded(load, "_offset", "id", "place") == rows
+    assert reasons(load) == [
+        "column 'id' is 0, but it is less than the minimum of 1",
+        """column 'place' is {}, but "city" is a required property""",
+    ]
+
+
 def test_avro_is_loaded_by_every_version_of_the_schema(load):
     """Framed or not; what fits none is a dead letter that says so."""
     load.config |= {"values": "avro", "dead_letters": "bad"}

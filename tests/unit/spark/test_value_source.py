@@ -146,6 +146,20 @@ def test_an_option_gives_the_columns(client, read):
     assert [(row["id"], row["client"]) for row in rows] == [(5, "ada")]
 
 
+def test_an_option_may_be_a_json_schema(client, read):
+    """Whose limits are judged; its versions need no broker."""
+    properties = {"id": {"type": "integer", "maximum": 5}, "at": {"type": ["null", "string"]}}
+    schema = json.dumps({"type": "object", "properties": properties})
+    for value in (b'{"id":1,"at":"x"}', b'{"id":6}', None):
+        client.append("orders", value)
+    rows = read(valueFormat="json", schema=schema, mode="PERMISSIVE")
+    assert [(row["id"], row["at"]) for row in rows] == [(1, "x"), (None, None), (None, None)]
+    assert rows[1]["_error"] == "column 'id' is 6, but it is greater than the maximum of 5"
+    kind = {"oneOf": [{"type": "string"}, {"type": "integer"}]}
+    with pytest.raises(InvalidConfigError, match="column 'a': 'oneOf'"):
+        read(valueFormat="json", schema=json.dumps({"properties": {"a": kind}}))
+
+
 def test_several_streams_share_the_columns_of_the_option(client, read):
     """Each row says its stream."""
     client.create_stream("paid")

@@ -144,7 +144,6 @@ def test_anything_else_is_refused_by_name(text, told):
         ("[" * 20_000, "not JSON"),
         ("{}", '"type" "record" is needed'),
         ('syntax = "proto3"; message A {}', "Protocol Buffers is not supported"),
-        ('{"type": "object", "properties": {}}', "JSON Schema is not supported"),
         ('{"type": "array", "items": "int"}', "must be a record"),
         (record(named("a", "null")), "'null' has no column"),
         (record(named("a", named("f", "fixed", size=0))), "it takes 1 to"),
@@ -339,7 +338,7 @@ def test_a_registry_id_belongs_to_one_version():
     one = next_version([], json.dumps(record(named("a", "int"))), registry_id=17)
     with pytest.raises(InvalidConfigError, match="has the registry's id 17"):
         next_version([one], json.dumps(record(named("a", "long"))), registry_id=17)
-    with pytest.raises(InvalidConfigError, match="a registry's id is for Avro"):
+    with pytest.raises(InvalidConfigError, match="a registry's id is for Avro and JSON Schema"):
         next_version([], "a INT", registry_id=17)
 
 

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from strandline.errors import UNDECODABLE
+from strandline.values.frame import FRAME_BYTES, framed_id
 from strandline.values.plain import plain
 from strandline.values.schema import SchemaVersion
 
@@ -65,7 +66,8 @@ class SchemaDecoder:
         except (ArithmeticError, LookupError, OSError, TypeError, ValueError) as error:
             return decoded(value)._replace(problem=str(error)[:SUMMARY_CHARACTERS])
         if not self._is_avro:
-            return decoded(value)  # with the fields that the schema does not name
+            # With the fields that the schema does not name.
+            return decoded(value if framed_id(value) is None else value[FRAME_BYTES:])
         text = msgspec.json.encode(row).decode()
         pretty = msgspec.json.format(text, indent=2)
         return _as_text("Avro", pretty, len(value), summary=text)
