@@ -220,6 +220,12 @@ def test_load_is_drawn_and_events_are_found(server, client, page):
     for graph in graphs.all():
         assert graph.locator("text").count() >= 6
         assert graph.locator("polyline").first.get_attribute("points").count(",") >= 2
+    widest = page.evaluate("""() => {
+        const text = document.querySelector("svg.graph text")
+        text.textContent = "500.0 MiB/s"
+        return text.getBBox().x
+    }""")
+    assert widest >= 0  # not cut off at the left
     memory = page.get_by_role("img", name=re.compile("Memory of the process; now .* [MG]iB"))
     assert re.search("[MG]iB", memory.text_content())
     with page.expect_download() as started:
