@@ -47,7 +47,8 @@ def _by_file(schema: Path) -> Decode:
     try:
         text = schema.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidConfigError(f"cannot read the schema {schema}: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InvalidConfigError(f"cannot read the schema {schema}: {reason}") from error
     return value_reader(text, None)
 
 
