@@ -100,7 +100,8 @@ def _text_of(file: Path) -> str:
         data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
         return data.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidConfigError(f"cannot read the schema {file}: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InvalidConfigError(f"cannot read the schema {file}: {reason}") from error
 
 
 @app.command(
