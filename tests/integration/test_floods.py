@@ -79,6 +79,7 @@ ATTACKS = {  # name → port, first bytes, and the bytes that are sent over and 
     "calls with many headers": ("grpc_port", HELLO, MANY_HEADERS),
     "PING to Flight": ("flight_port", HELLO, frame(6, 0, bytes(8)) * 1000),
     "calls to Flight": ("flight_port", HELLO, EMPTY_ACTIONS),
+    "PING to Beam": ("beam_port", HELLO, frame(6, 0, bytes(8)) * 1000),
     "PING of NATS": ("ingest_port", CONNECT, b"PING\r\n" * 5000),
     "CONNECT of NATS": ("ingest_port", b"", CONNECT * 2000),
     "empty messages to nobody": ("ingest_port", CONNECT, b"PUB nobody 0\r\n\r\n" * 4000),
@@ -162,7 +163,7 @@ async def prober(server):
 def neighbour(server, port, grpc_stub):
     """A well-behaved client of a listener."""
     match port:
-        case "grpc_port":
+        case "grpc_port" | "beam_port":  # calls of both are served by one loop
             return liftbridge_publisher(server, grpc_stub)
         case "http_port":
             return prober(server)
