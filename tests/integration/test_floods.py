@@ -22,7 +22,7 @@ from strandline.errors import StrandlineError
 from strandline.process.ports import free_ports
 from strandline.servers.grpc._generated import liftbridge_pb2 as pb
 from strandline.testing import ProcessServer
-from tests.kit.clusters import leader_of, status, three_brokers
+from tests.kit.clusters import WITH_HTTP, leader_of, status, three_brokers
 
 SECONDS = 1.5
 PAIRS_MAX = 3
@@ -269,7 +269,7 @@ async def test_a_flood_on_a_nats_server_does_not_hold_up_streams_of_other_connec
 @pytest.mark.slow
 async def test_nobody_is_fenced_while_a_stranger_floods_the_leader(tmp_path, kit):
     """In a cluster, the leader keeps its partition and every broker stays in service."""
-    with three_brokers(tmp_path, more=("--grpc-port", "0")) as cluster:
+    with three_brokers(tmp_path, more=("--grpc-port", "0", *WITH_HTTP)) as cluster:
         addresses = ",".join(server.flight for server in cluster.values())
         with strandline.connect(addresses, timeout_s=60) as client:
             client.create_stream("orders", replicas=3, min_isr=2, acks="replicated")
