@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import strandline
-from strandline.servers.http.console.pages import ROUTES
+from strandline.servers.http.console.app import ROUTES
 from strandline.testing import Server
 from strandline.types import PartitionName
 from tests.kit.axe import violations

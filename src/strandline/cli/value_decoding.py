@@ -21,7 +21,7 @@ def value_decoder(kind: ValueKind, schema: Path | None, versions: Versions) -> D
     """Return the function that decodes a value; None: values stay bytes.
 
     Args:
-        kind: of the values.
+        kind: the kind of the values.
         schema: file of the Avro schema that they were written with, as JSON; None: the stream's.
         versions: returns those of the stream's schema.
 

@@ -83,7 +83,7 @@ class ProducerDelivery:
     """The path of records from a producer to a stream.
 
     Args:
-        brokers: of the cluster.
+        brokers: the brokers of the cluster.
         request: the request of each put.
         routes: the leaders of the stream's partitions, as far as known.
         options: sizes and times.
