@@ -11,6 +11,7 @@ import os
 import resource
 import signal
 
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
@@ -50,6 +51,7 @@ def pytest_collection():
     while tests are collected and in each that runs: a third of the CPU of many a test.
     """
     gc.disable()
+    pa.scalar(0)  # with pandas, which commands that tests call here would keep out of pyarrow
     try:
         return (yield)
     finally:

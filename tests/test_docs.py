@@ -10,14 +10,17 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 from urllib.parse import unquote
 
 import msgspec
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from strandline.cli.app import app
 from strandline.config import BrokerConfig, StreamConfig
+from strandline.core.metadata.image import BrokerState
 from strandline.errors import all_error_classes
 from strandline.process.settings import flat_settings
 from strandline.telemetry import GROUP_METRICS, METRICS, PARTITION_METRICS, PREFIX, metric_names
@@ -129,6 +132,12 @@ def test_every_error_code_is_documented():
     assert all(len(cells) == 3 and all(cells) for cells in rows.values())
 
 
+def test_every_state_of_a_broker_is_documented():
+    """The table in docs/cluster.md has each word that `cluster status` shows, and no others."""
+    _, _, table = text_of("docs/cluster.md").partition("### The states of a broker\n")
+    assert set(table_rows(table.split("\n#")[0])) == set(get_args(BrokerState))
+
+
 def test_every_command_is_documented():
     """docs/cli.md has a section per command, and none for a command that does not exist."""
     headings = re.findall(r"^## (strandline .*)$", text_of("docs/cli.md"), re.MULTILINE)
@@ -176,6 +185,15 @@ def test_every_command_explains_itself(name):
     for parameter in command.params:
         assert getattr(parameter, "help", None), f"{name} {parameter.name}"
     assert any("--output" in parameter.opts for parameter in command.params), name
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_help_names_every_flag_in_full(name, monkeypatch):
+    """On a terminal of 80 columns."""
+    monkeypatch.setenv("TERMINAL_WIDTH", "80")
+    shown = CliRunner().invoke(app, [*name.split()[1:], "--help"]).output
+    flags = [flag for each in COMMANDS[name].params for flag in each.opts if flag.startswith("--")]
+    assert not [flag for flag in flags if not re.search(rf"(?<![^\s,]){flag}(?![^\s,])", shown)]
 
 
 @pytest.mark.parametrize(
@@ -280,11 +298,12 @@ def test_architecture_names_what_exists():
     assert not unknown
 
 
-def test_status_names_what_exists():
-    """Each path and test file in docs/status.md exists; a star matches any name."""
+@pytest.mark.parametrize("page", ["docs/status.md", "docs/guarantees.md"])
+def test_pages_about_tests_name_what_exists(page):
+    """Each path and test file in them exists; a star matches any name."""
     folders = [ROOT, ROOT / "src" / "strandline", ROOT / "src"]
     unknown = []
-    for token in set(re.findall(r"`([\w/*.{},-]+)`", text_of("docs/status.md"))):
+    for token in set(re.findall(r"`([\w/*.{},-]+)`", text_of(page))):
         names = [token]
         if "{" in token:
             head, _, rest = token.partition("{")

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from statistics import median
@@ -99,6 +100,7 @@ KAFKA_WORDS = re.compile(r"(?i:kafka)|highWatermark")
 """What is not ours to name: Kafka's own, and a field of Liftbridge's."""
 
 
+@cache
 def project_files() -> list[Path]:
     """Files that are, or would be, committed."""
     git = shutil.which("git")
@@ -125,18 +127,32 @@ def relative(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-FILES = project_files()
-TEXTS = {
-    relative(path): path.read_text("utf-8")
-    for path in FILES
-    if path.suffix in TEXT_SUFFIXES or path.name in {"Makefile", "run", ".gitignore"}
-}
-TREES = {name: ast.parse(text) for name, text in TEXTS.items() if name.endswith(".py")}
-OURS = {
-    name: tree
-    for name, tree in TREES.items()
-    if "/_generated/" not in name and name.split("/")[0] in LINES_MAX
-}
+@cache
+def texts() -> dict[str, str]:
+    """Every text file of the project, by name."""
+    return {
+        relative(path): path.read_text("utf-8")
+        for path in project_files()
+        if path.suffix in TEXT_SUFFIXES or path.name in {"Makefile", "run", ".gitignore"}
+    }
+
+
+@cache
+def trees() -> dict[str, ast.Module]:
+    """Every Python file, parsed: by the tests that ask, not in each worker that collects them."""
+    return {name: ast.parse(text) for name, text in texts().items() if name.endswith(".py")}
+
+
+@cache
+def ours() -> dict[str, ast.Module]:
+    """Those with a limit of lines: not what a compiler of protocols writes."""
+    return {
+        name: tree
+        for name, tree in trees().items()
+        if "/_generated/" not in name and name.split("/")[0] in LINES_MAX
+    }
+
+
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -188,9 +204,9 @@ def test_modules_are_short() -> None:
     """A module fits the budget of its folder; a longer one is two subjects."""
     refuse(
         [
-            f"{name}: {TEXTS[name].count(chr(10))} lines, at most {LINES_MAX[name.split('/')[0]]}"
-            for name in OURS
-            if TEXTS[name].count("\n") > LINES_MAX[name.split("/")[0]]
+            f"{name}: {texts()[name].count(chr(10))} lines, at most {LINES_MAX[name.split('/')[0]]}"
+            for name in ours()
+            if texts()[name].count("\n") > LINES_MAX[name.split("/")[0]]
         ]
     )
 
@@ -200,7 +216,7 @@ def test_functions_are_short() -> None:
     refuse(
         [
             f"{name}:{function.lineno}: {function.name} has {lines} lines, at most {limit}"
-            for name, tree in OURS.items()
+            for name, tree in ours().items()
             for function in functions(tree)
             if (lines := body_lines(function)) > (limit := FUNCTION_LINES_MAX[name.split("/")[0]])
         ]
@@ -211,7 +227,7 @@ def test_most_functions_are_very_short() -> None:
     """The median function of the product is about ten lines."""
     lengths = [
         body_lines(function)
-        for name, tree in OURS.items()
+        for name, tree in ours().items()
         if name.split("/")[0] in PRODUCT
         for function in functions(tree)
     ]
@@ -221,7 +237,7 @@ def test_most_functions_are_very_short() -> None:
 def test_functions_take_few_positional_arguments() -> None:
     """At most three arguments may be given by position; put a * before the others."""
     offences = []
-    for name, tree in OURS.items():
+    for name, tree in ours().items():
         if name.split("/")[0] not in PRODUCT:
             continue
         for function in functions(tree):
@@ -240,7 +256,7 @@ def test_code_is_not_deeply_nested() -> None:
     refuse(
         [
             f"{name}:{function.lineno}: {function.name} is nested {depth} deep"
-            for name, tree in OURS.items()
+            for name, tree in ours().items()
             for function in functions(tree)
             if (depth := nesting(function.body)) > NESTING_MAX
         ]
@@ -252,8 +268,8 @@ def test_every_module_says_what_it_is() -> None:
     refuse(
         [
             f"{name}: no module docstring, or not a sentence"
-            for name, tree in OURS.items()
-            if TEXTS[name].strip() and not re.search(r"[.:]", ast.get_docstring(tree) or "")
+            for name, tree in ours().items()
+            if texts()[name].strip() and not re.search(r"[.:]", ast.get_docstring(tree) or "")
         ]
     )
 
@@ -263,7 +279,7 @@ def test_every_test_says_what_it_shows() -> None:
     refuse(
         [
             f"{name}:{function.lineno}: {function.name} has no docstring"
-            for name, tree in OURS.items()
+            for name, tree in ours().items()
             if name.startswith("tests/")
             for function in functions(tree)
             if function.name.startswith("test_") and not ast.get_docstring(function)
@@ -277,7 +293,7 @@ def test_lines_are_short_in_every_language() -> None:
     refuse(
         [
             f"{name}:{number}: {len(line)} characters"
-            for name, text in TEXTS.items()
+            for name, text in texts().items()
             if name.endswith(suffixes) and name not in ALLOWED
             for number, line in enumerate(text.splitlines(), 1)
             if len(line) > LINE_LENGTH_MAX
@@ -288,7 +304,7 @@ def test_lines_are_short_in_every_language() -> None:
 def test_one_word_per_concept() -> None:
     """The vocabulary of docs/glossary.md; Kafka's own terms may be used for Kafka."""
     offences = []
-    for name, text in TEXTS.items():
+    for name, text in texts().items():
         if name in ALLOWED or KAFKA_WORDS.search(name):
             continue
         for number, line in enumerate(text.splitlines(), 1):
@@ -316,7 +332,7 @@ def test_nothing_local_or_unfinished_is_committed(pattern: re.Pattern[str], inst
     refuse(
         [
             f"{name}:{number}: '{found.group()}'; use {instead}"
-            for name, text in TEXTS.items()
+            for name, text in texts().items()
             if name not in ALLOWED
             for number, line in enumerate(text.splitlines(), 1)
             if (found := pattern.search(line))
@@ -327,7 +343,7 @@ def test_nothing_local_or_unfinished_is_committed(pattern: re.Pattern[str], inst
 def test_class_names_are_unique() -> None:
     """A class name of the product means one thing, and is found by searching for it."""
     places: dict[str, list[str]] = {}
-    for name, tree in TREES.items():
+    for name, tree in trees().items():
         if name.startswith("src/"):
             for node in ast.walk(tree):
                 if isinstance(node, ast.ClassDef):
@@ -351,7 +367,7 @@ def test_constants_are_assigned_once() -> None:
     refuse(
         [
             f"{name}: {constant} is assigned {count} times"
-            for name, tree in TREES.items()
+            for name, tree in trees().items()
             for constant, count in Counter(constants(tree)).items()
             if constant.isupper() and count > 1
         ]
@@ -371,7 +387,7 @@ def test_imports_have_no_cycles() -> None:
 def test_banned_calls_are_not_made() -> None:
     """Clocks, randomness and the file system are reached through one door each."""
     offences = []
-    for name, tree in OURS.items():
+    for name, tree in ours().items():
         inside = name.removeprefix("src/strandline/")
         if inside == name:
             continue
@@ -392,9 +408,9 @@ def test_every_exemption_gives_a_reason() -> None:
     refuse(
         [
             f"{name}:{number}: say which rule, and why"
-            for name in OURS
+            for name in ours()
             if name.split("/")[0] in PRODUCT
-            for number, line in enumerate(TEXTS[name].splitlines(), 1)
+            for number, line in enumerate(texts()[name].splitlines(), 1)
             if (found := suppressed.search(line)) and not reasoned.match(found["rest"].strip())
         ]
     )
@@ -402,7 +418,7 @@ def test_every_exemption_gives_a_reason() -> None:
 
 def test_markdown_begins_with_a_title() -> None:
     """Each page opens with one first-level heading, and has no second."""
-    for name, text in TEXTS.items():
+    for name, text in texts().items():
         if name.endswith(".md"):
             outside = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
             titles = [line for line in outside.splitlines() if line.startswith("# ")]
@@ -415,7 +431,7 @@ def test_no_large_files_are_committed() -> None:
     refuse(
         [
             f"{relative(path)}: {path.stat().st_size} bytes, at most {FILE_BYTES_MAX}"
-            for path in FILES
+            for path in project_files()
             if path.stat().st_size > FILE_BYTES_MAX
         ]
     )

@@ -105,6 +105,27 @@ class SchemaMismatchError(InvalidRecordError):
     """A value does not fit the schema of its stream, which has ``schema_validation``."""
 
     code = "schema_mismatch"
+    row: int | None = None
+    """The row of a batch that does not fit, counted from 0 within its partition. None if the error
+    is about one record alone."""
+
+    @classmethod
+    def of_row(cls, row: int, message: str) -> "SchemaMismatchError":
+        """Return the error of a batch of several rows."""
+        error = cls(f"{_of_row(row)}{message}")
+        error.row = row
+        return error
+
+    def for_record(self, row: int) -> "SchemaMismatchError":
+        """Return the error for one record of the batch: its own, or that of another one."""
+        if self.row is None:
+            return self
+        own = self.message.removeprefix(_of_row(self.row))
+        if row == self.row:
+            return SchemaMismatchError(own)
+        other = SchemaMismatchError(f"not stored, because another record of its batch {own}")
+        other.row = self.row
+        return other
 
 
 class RecordTooLargeError(InvalidRequestError):
@@ -413,6 +434,10 @@ class DataLossError(StrandlineError):
     """Records that were promised to a reader are lost."""
 
     code = "data_loss"
+
+
+def _of_row(row: int) -> str:
+    return f"row {row}, counted from 0 within its partition, "
 
 
 def all_error_classes() -> list[type[StrandlineError]]:

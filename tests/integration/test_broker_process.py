@@ -1,7 +1,9 @@
 """The broker as a process: signals, its nats-server, its lock, its exit codes."""
 
 import asyncio
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -110,6 +112,23 @@ def test_what_nobody_asked_for_is_not_loaded():
     assert "cryptography" not in mapped
     assert "google/_upb" not in mapped
     assert "pandas" not in mapped  # pyarrow would import it, where it is installed
+
+
+def test_commands_that_make_no_data_frame_do_without_pandas(tmp_path):
+    """Half of the time of a short command, and of the start of a local load, goes to its import."""
+    file = tmp_path / "load.yaml"
+    with ProcessServer() as server:
+        with strandline.connect(server.flight) as admin:
+            admin.create_stream("s")
+        load = {"kind": "load", "engine": "local", "server": server.flight, "streams": ["s"]}
+        load |= {"into": str(tmp_path / "table"), "checkpoint": str(tmp_path / "checkpoint")}
+        file.write_text(json.dumps(load))
+        at = ("--server", server.flight)
+        for words in (("publish", "s", "x", *at), ("read", "s", *at), ("pipeline", "run", file)):
+            command = (sys.executable, "-X", "importtime", "-m", "strandline.cli", *words)
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            assert re.search(r"\| +pyarrow$", done.stderr, re.MULTILINE)
+            assert "pandas.core" not in done.stderr, words
 
 
 def test_the_nats_server_dies_with_the_broker(kit):

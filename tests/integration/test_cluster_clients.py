@@ -11,7 +11,7 @@ import threading
 import time
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -125,6 +125,32 @@ def stored(client, name):
         rows = client.read(name, partition=part.partition, columns=["offset", "value"]).read_all()
         found[part.partition] = list(zip(*(c.to_pylist() for c in rows.columns), strict=True))
     return found
+
+
+def test_a_leader_that_is_away_is_logged_once(cluster, client, caplog):
+    """However many records of other partitions are acknowledged meanwhile; and its end."""
+    client.create_stream("away", partitions=PARTITIONS)
+    until(lambda: in_sync(client, "away"))
+    server = leader(cluster, client, "away")
+    with client.producer("away", delivery_timeout_s=120) as producer:
+        server.kill()
+        waiting = producer.append(b"waits", partition=0)
+        reached = time.monotonic() + 9
+        while time.monotonic() < reached:
+            for number in range(1, PARTITIONS):
+                producer.append(b"v", partition=number)
+            time.sleep(0.1)
+        cluster.bring_back(server)
+        waiting.result(PATIENCE_S)
+
+    def told():
+        texts = (each.getMessage() for each in caplog.records)
+        return [text for text in texts if "records of away" in text]
+
+    until(lambda: "no longer" in told()[-1])  # the watchdog may still be at it
+    begun, over = told()
+    assert begun.startswith("no ack for records of away in ")
+    assert re.match(r"records of away no longer wait for acks, after \d+ s; 0 of them", over)
 
 
 class Work:
@@ -392,6 +418,34 @@ def test_a_read_of_one_copy_waits_for_its_broker(cluster, client):
     assert [int(value.split(b":")[0]) for value in found] == list(range(60))
     assert [figure(server, DELIVERED) for server in (leads, other)] == before
     assert figure(victim, DELIVERED) > 0, "it served the rest after its return"
+
+
+def test_every_copy_counts_the_records_that_readers_see(cluster, client):
+    """No markers of transactions, and nothing aborted, also under another leader."""
+    create(client, "counted", partitions=1)
+    client.append("counted", b"plain")
+    with client.transaction("counting-1") as transaction:
+        transaction.append("counted", b"in")
+    with suppress(ValueError), client.transaction("counting-2") as transaction:
+        transaction.append("counted", b"out").result()
+        raise ValueError
+
+    def counts():
+        for server in cluster.servers.values():
+            with strandline.connect(server.flight) as one:
+                yield from (
+                    part.records
+                    for info in one.list_streams()
+                    for part in info.partitions
+                    if info.name == "counted"
+                )
+
+    until(lambda: list(counts()) == [2, 2, 2])
+    victim = leader(cluster, client, "counted")
+    victim.kill()
+    cluster.bring_back(victim)
+    client.append("counted", b"more")
+    until(lambda: list(counts()) == [3, 3, 3])
 
 
 def test_the_example_of_a_nats_publisher_is_stored_once(cluster, client):

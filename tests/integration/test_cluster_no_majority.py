@@ -4,6 +4,8 @@ One broker of three is up; the others are not. What it has on its disk can be re
 on when the others are back.
 """
 
+import contextlib
+import time
 import urllib.error
 import urllib.request
 
@@ -12,9 +14,12 @@ import pytest
 import strandline
 from strandline.errors import StrandlineError
 from tests.kit.clusters import in_sync
+from tests.kit.workers import workers
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 RECORDS = 20
+ALONE_S = 6
+"""So long every client asks a broker that knows nothing, or one that is not there."""
 
 
 @pytest.fixture
@@ -69,6 +74,36 @@ def test_a_broker_alone_says_unavailable_reads_its_own_copy_and_continues(alone,
         kit.persist(lambda: in_sync(alone))
         assert client.read("orders").read_all().num_rows >= RECORDS + 1
         assert [info.config.name for info in client.list_streams()] == ["orders"]
+
+
+def test_clients_that_were_there_before_go_on_by_themselves(cluster, kit):
+    """A producer, a subscription, transactions and a member of a group, past a broker alone."""
+    addresses = ",".join(server.flight for server in cluster.values())
+    with strandline.connect(addresses) as client, contextlib.ExitStack() as opened:
+        kit.persist(lambda: all_there(client))
+        client.create_stream("orders", partitions=3, replicas=3, min_isr=2)
+        working = workers(client, opened.enter_context)
+
+        def all_go_on(before):
+            stuck = [name for name, each in working.items() if each.done < before[name] + 20]
+            assert not stuck
+
+        kit.persist(lambda: all_go_on(dict.fromkeys(working, 0)))
+        for server in cluster.values():
+            server.kill()
+        cluster[1].start()
+        time.sleep(ALONE_S)
+        before = {name: each.done for name, each in working.items()}
+        for number in (2, 3):
+            cluster[number].start()
+        kit.persist(lambda: all_go_on(before))
+        for each in working.values():
+            each.end()
+
+
+def all_there(client):
+    """Three brokers are known."""
+    assert len(client.server_info().brokers) == 3
 
 
 def why_not_ready(server):

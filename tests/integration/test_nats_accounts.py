@@ -20,6 +20,7 @@ import pytest
 import trustme
 
 import strandline
+from strandline.api.monitoring import LIST_CONNECTIONS
 from strandline.errors import StrandlineError
 from strandline.process.ports import free_ports
 from strandline.servers.nats import auth_callout as door
@@ -105,6 +106,32 @@ async def refused(connect, **options):
     with pytest.raises((nats.errors.Error, ConnectionError, OSError)) as caught:
         await connect(**options)
     return caught.value
+
+
+async def nats_clients(client):
+    """The principal and the messages of each client that nats-servers list, by server."""
+    answers = await asyncio.to_thread(
+        client.brokers.ask_all, LIST_CONNECTIONS, None, timeout_s=PATIENCE_S
+    )
+    return {
+        address: sorted(
+            (each.principal, each.messages) for each in found if each.listener == "nats"
+        )
+        for address, found in answers.items()
+    }
+
+
+async def test_the_clients_of_nats_server_are_listed(admin, connect, shop):
+    """Each with its principal, however long what it says of itself; none of the broker's own."""
+    [before] = (await nats_clients(admin)).values()
+    assert before == []
+    for number in range(45):
+        made = await connect(token=shop, name=chr(1) * 500 + str(number))
+        for _ in range(number):
+            await made.publish("orders.a", b"x")
+        await made.flush()
+    [found] = (await nats_clients(admin)).values()
+    assert found == [("shop", number) for number in range(45)]
 
 
 def values(admin, stream):
@@ -400,6 +427,11 @@ async def test_in_a_cluster_each_server_asks_its_own_broker(pair, connect):
     for url in pair.urls:
         await until_acked(connect, url.nats_url, token)
         await refused(connect, url=url.nats_url, token="wrong")
+    admin = await asyncio.to_thread(strandline.connect, pair.urls[0].flight, token=ADMIN_TOKEN)
+    with admin:
+        listed = await nats_clients(admin)
+    assert listed.keys() == {url.flight for url in pair.urls}
+    assert [{name for name, _ in each} for each in listed.values()] == [{"shop"}] * 2
     for secret, expected in (("", "refused"), ("wrong", "refused"), (ROUTE_SECRET, "let in")):
         assert await what_a_route_hears(pair.route_port, secret) == expected
 

@@ -65,9 +65,8 @@ def test_a_record_that_does_not_fit_is_refused_with_the_reason(client, url):
         client.append("orders", BAD)
     assert refused.value.message.endswith(REASON)
     rows = pa.table({"value": pa.array([GOOD, None, BAD, b"x"], pa.binary())})
-    with pytest.raises(
-        SchemaMismatchError, match="row 2, counted from 0 within its partition: column 'id'"
-    ):
+    where = "row 2, counted from 0 within its partition, does not fit .*: column 'id'"
+    with pytest.raises(SchemaMismatchError, match=where):
         client.append_batch("orders", rows)
     assert values(client) == [GOOD]
     assert rejects(url) == 5
@@ -76,7 +75,7 @@ def test_a_record_that_does_not_fit_is_refused_with_the_reason(client, url):
 def test_a_tombstone_fits_and_so_does_all_without_a_schema(client):
     """A record without a value deletes a key; an empty value is one that is no JSON."""
     client.append("orders", None, key=b"1")
-    with pytest.raises(SchemaMismatchError, match="not one JSON value"):
+    with pytest.raises(SchemaMismatchError, match="empty; a record that deletes its key"):
         client.append("orders", b"", key=b"1")
     client.schemas.delete("orders")
     client.append("orders", BAD)
@@ -223,7 +222,7 @@ async def test_nats_publishers_are_told_in_the_ack():
             await nc.request("orders.a", GOOD, headers=batch | {"Nats-Batch-Sequence": "1"})
             last = {"Nats-Batch-Sequence": "2", "Nats-Batch-Commit": "1"}
             answer = await nc.request("orders.a", BAD, headers=batch | last)
-            assert "row 1, counted from 0 within its partition: column 'id'" in answer.data.decode()
+            assert "row 1, counted from 0 within its partition, does not" in answer.data.decode()
             await nc.publish("orders.a", BAD)
             await nc.flush()
             await nc.close()

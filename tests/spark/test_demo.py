@@ -35,12 +35,12 @@ def start(directory, *command):
 
 
 def wait_for(demo, words):
-    """Read its output until a line has this text."""
+    """Read its output until a line has this text; return what was read."""
     said = []
     for line in demo.stdout:
         said.append(line)
         if words in line:
-            return
+            return "".join(said)
     raise AssertionError(f"it did not say {words!r}, but:\n{''.join(said)}")
 
 
@@ -49,6 +49,11 @@ def interrupt(demo, directory, number=signal.SIGINT):
     os.killpg(demo.pid, number)
     assert demo.wait(PATIENCE_S) == 130
     wait_until_gone(directory)
+
+
+def check_no_trace(output):
+    """Neither of Java nor of Python."""
+    assert not re.search(r"^\s+at |^Traceback|Exception", output, re.MULTILINE), output
 
 
 def running(directory):
@@ -90,10 +95,11 @@ def test_the_demo_ends_clean_and_runs_again(importable_by_workers, tmp_path):
     """
     directory = tmp_path / "demo"
     with start(directory, *COMMAND) as first:
-        wait_for(first, "starting the Spark job")
+        output = wait_for(first, "starting the Spark job")
         for part in (b"strandline.cli\0serve", b"nats-server", b"org.apache.spark"):
             process_with(directory, part)
         interrupt(first, directory)
+        check_no_trace(output + first.stdout.read())
     with start(directory, *COMMAND) as second:
         wait_for(second, "starting the Spark job")
         # Which the demo does not ask for.
@@ -104,7 +110,7 @@ def test_the_demo_ends_clean_and_runs_again(importable_by_workers, tmp_path):
     assert output.count("kill -9") == 2
     assert "the Spark job ended unexpectedly" in output
     assert "2 kills, 0 other" not in output
-    assert not re.search(r"^\s+at |^Traceback|Exception", output, re.MULTILINE), output
+    check_no_trace(output)
     assert (directory / "delays.png").stat().st_size > 10_000
     wait_until_gone(directory)
     with start(directory, *COMMAND) as third:

@@ -44,14 +44,21 @@ def test_spark_runs_on_the_wheel(log, monkeypatch, tmp_path):
     assert done.stdout.splitlines()[-1] == f'[100, "{home}"]'
 
 
-def test_a_session_with_another_python_finds_no_source(log, tmp_path):
-    """As docs/spark.md says: with its name for the error, and not with ``spark_session()``."""
+PLAIN = (
+    "from pyspark.sql import SparkSession\n"
+    "spark = SparkSession.builder.master('local[1]').getOrCreate()"
+)
+OURS = "from strandline.spark.session import spark_session; spark = spark_session('local[1]')"
+
+
+@pytest.mark.parametrize("session", [PLAIN, OURS], ids=["plain", "ours"])
+def test_only_our_session_finds_the_source_without_an_environment(log, tmp_path, session):
+    """As docs/spark.md says: Spark starts ``python3`` on the PATH, if none is activated."""
     (tmp_path / "python3").symlink_to(shutil.which("python3", path=f"{sys.base_prefix}/bin"))
     script = (
-        "from pyspark.sql import SparkSession\n"
-        "spark = SparkSession.builder.master('local[1]').getOrCreate()\n"
-        f"options = {{'server': {log.server!r}, 'stream': {log.new_stream()!r}}}\n"
-        "spark.read.format('strandline').options(**options).load()\n"
+        f"{session}\n"
+        f"options = {{'server': {log.server!r}, 'stream': {log.new_stream(7)!r}}}\n"
+        "print(spark.read.format('strandline').options(**options).load().count())\n"
     )
     environment = {
         name: value
@@ -65,4 +72,7 @@ def test_a_session_with_another_python_finds_no_source(log, tmp_path):
         text=True,
         check=False,
     )
-    assert "ClassNotFoundException: strandline.DefaultSource" in done.stderr
+    if session is OURS:
+        assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["7"]), done.stderr[-3000:]
+    else:
+        assert "ClassNotFoundException: strandline.DefaultSource" in done.stderr

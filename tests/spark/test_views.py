@@ -1,6 +1,7 @@
 """Streams by name in SQL."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -51,7 +52,7 @@ def quoted(name):
 
 
 def test_a_stream_is_a_name_under_connect(log):
-    """The same call, with a session that has no Java of its own."""
+    """The same call, with a session that has no Java of its own; a wrong option is refused."""
     stream = log.new_stream()
     log.client.append_batch(stream, pa.table({"value": [b"1", b"2", b"3"]}))
     environment = {
@@ -73,3 +74,4 @@ def test_a_stream_is_a_name_under_connect(log):
     lines = done.stdout.strip().splitlines()
     assert "connect" in lines[-2]
     assert lines[-1] == "3"
+    assert re.search(r"unknown option 'assign'.*did you mean 'stream'", done.stdout)

@@ -239,19 +239,27 @@ async def publish_some(url, done):
 
 
 def test_clients_are_shown_with_their_protocol_and_messages(server, client, page):
-    """A publisher at the ingest listener, and readers by Arrow Flight; gone ones are not listed."""
+    """Publishers at either way in, and readers by Arrow Flight; gone ones are not listed.
+
+    Of those at nats-server, the broker's own connections are not.
+    """
     client.create_stream("jobs")
     done = Event()
     with ThreadPoolExecutor() as pool:
-        publishing = pool.submit(asyncio.run, publish_some(server.ingest_url, done))
+        publishing = [
+            pool.submit(asyncio.run, publish_some(url, done))
+            for url in (server.ingest_url, server.nats_url)
+        ]
         try:
             page.goto(f"{server.http_url}/clients?q=nats")
-            row = page.locator("tbody tr", has_text="NATS, at the ingest listener")
-            expect(row.locator("td").nth(2)).to_have_text("25")
+            for place in ("NATS, at the ingest listener", "NATS, at nats-server"):
+                row = page.locator("tbody tr", has_text=place)
+                expect(row.locator("td").nth(2)).to_have_text("25")
             page.get_by_label("Search").fill("flight")
             expect(page.locator("tbody tr").first).to_contain_text("Arrow Flight")
         finally:
             done.set()
-        publishing.result()
+        for each in publishing:
+            each.result()
     page.goto(f"{server.http_url}/clients?q=nats")
     expect(page.get_by_text("No client matches.")).to_be_visible()

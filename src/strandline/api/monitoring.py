@@ -86,7 +86,7 @@ class ConnectionInfo(WireAnswer, frozen=True, kw_only=True):
     """A client's connection to one broker."""
 
     listener: str
-    """``flight``, ``ingest`` or ``grpc``."""
+    """``flight``, ``ingest``, ``grpc``, or ``nats`` for our own nats-server."""
     address: str
     """``host:port`` of the client."""
     principal: str

@@ -29,7 +29,14 @@ from strandline.errors import (
 MESSAGE_CHARACTERS_MAX = 900
 SHORT_CHARACTERS_MAX = 160
 DETAIL_CHARACTERS_MAX = 400
-DETAIL_FIELDS: tuple[str, ...] = ("file", "position", "first_offset", "next_offset", "wait_ms")
+DETAIL_FIELDS: tuple[str, ...] = (
+    "file",
+    "position",
+    "first_offset",
+    "next_offset",
+    "wait_ms",
+    "row",
+)
 """Attributes of errors that a reader can act on."""
 
 _CLASSES = {cls.code: cls for cls in all_error_classes()}

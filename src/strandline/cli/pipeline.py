@@ -64,7 +64,9 @@ def run(
     report = print_json if output is OutputFormat.json else _print
     if isinstance(config, LoadPipeline) and config.engine == "local":
         from strandline.spark.pipelines.local import run_local
+        from strandline.without_pandas import keep_pandas_out
 
+        keep_pandas_out()
         with logged_to_stderr(output), GracefulStop(lambda: None) as stop:
             run_local(config, report=report, stop=stop.requested)
         return

@@ -21,7 +21,7 @@ from strandline.cli.output import (
     reports_errors,
 )
 from strandline.cli.parsing import parse_header
-from strandline.errors import StrandlineError, UnavailableError
+from strandline.errors import SchemaMismatchError, StrandlineError, UnavailableError
 
 if TYPE_CHECKING:
     from strandline.api.admin import StreamInfo
@@ -58,6 +58,12 @@ def publish(
         Path | None,
         typer.Option(help="File with one record per line.", exists=True, dir_okay=False),
     ] = None,
+    tombstone: Annotated[
+        bool,
+        typer.Option(
+            "--tombstone", help="A record without a value, which deletes its key by compaction."
+        ),
+    ] = False,
     subject: Annotated[
         str | None,
         typer.Option(help="Subject of the records.", show_default="the stream's, _ for wildcards"),
@@ -68,7 +74,7 @@ def publish(
     ] = None,
     message_id: Annotated[
         str | None,
-        typer.Option(help="Nats-Msg-Id of the record, which deduplicates repeats."),
+        typer.Option(help="Nats-Msg-Id, which deduplicates repeats in the same partition."),
     ] = None,
     partition: Annotated[
         int | None,
@@ -82,17 +88,22 @@ def publish(
     Records go over Arrow Flight to the broker. Any NATS client can publish, too.
     """
     import strandline
+    from strandline.without_pandas import keep_pandas_out
 
-    if sum(source is not None for source in (value, file, lines)) > 1:
-        raise typer.BadParameter("give one of VALUE, --file and --lines")
-    if message_id is not None and value is None and file is None:
+    if sum(source is not None for source in (value, file, lines)) + tombstone > 1:
+        raise typer.BadParameter("give one of VALUE, --file, --lines and --tombstone")
+    if tombstone and key is None:
+        raise typer.BadParameter("--tombstone deletes a key; give --key")
+    is_one = value is not None or file is not None or tombstone
+    if message_id is not None and not is_one:
         raise typer.BadParameter("--message-id names one record; give VALUE or --file")
     headers = [parse_header(text) for text in header or ()]
+    keep_pandas_out()
     with strandline.connect(server) as client, client.producer(stream) as producer:
         if subject is not None:
             _check_subject(subject, client.stream_info(stream, of_leaders=False))
 
-        def append(record: bytes) -> "AckFuture[Ack]":
+        def append(record: bytes | None) -> "AckFuture[Ack]":
             return producer.append(
                 record,
                 key=key,
@@ -102,8 +113,9 @@ def publish(
                 message_id=message_id,
             )
 
-        if value is not None or file is not None:
-            record = file.read_bytes() if file is not None else (value or "").encode()
+        if is_one:
+            given = None if value is None else value.encode()
+            record = file.read_bytes() if file is not None else given
             result = append(record).result()
             _print_one(stream, result, output)
             return
@@ -134,7 +146,9 @@ def _publish_lines(
             waiting.popleft().result()
             stored += 1
         except StrandlineError as error:
-            failed = failed or (number, error)
+            # A batch is refused as a whole: its first lines fail because of a later one.
+            if failed is None or (_is_of_another(failed[1]) and not _is_of_another(error)):
+                failed = (number, error)
 
     for record in lines:
         try:
@@ -157,6 +171,11 @@ def _publish_lines(
     number, reason = failed
     reason.args = (f"line {number}: {reason.message}; records stored: {stored:,}",)
     raise reason
+
+
+def _is_of_another(error: StrandlineError) -> bool:
+    """Return whether a record was refused only because of another one of its batch."""
+    return isinstance(error, SchemaMismatchError) and error.row is not None
 
 
 def _check_subject(subject: str, stream: "StreamInfo") -> None:

@@ -126,6 +126,7 @@ def read(
     import strandline
     from strandline.cli.value_decoding import value_decoder
     from strandline.client.reader.compacted_view import compacted_view
+    from strandline.without_pandas import keep_pandas_out
 
     if values != "raw" and record_format is RecordFormat.raw:
         raise InvalidRequestError("--format raw prints values as they are: leave --values out")
@@ -139,6 +140,7 @@ def read(
         raise InvalidRequestError(
             "--latest-by-key reads the whole stream; omit --from, --to, --follow and --limit"
         )
+    keep_pandas_out()
     with strandline.connect(server) as client:
         decode = value_decoder(values, schema, lambda: client.schemas.list(stream))
         if latest:

@@ -45,6 +45,7 @@ NameArgument = Annotated[
     typer.Argument(metavar="NAME", help="The stream's name.", autocompletion=stream_names),
 ]
 RETENTION = "Retention and size"
+VALUES = "Stored values"
 
 
 @app.command(
@@ -90,14 +91,24 @@ def create(
     ] = None,
     pub_ack: Annotated[bool, typer.Option(help="Send JetStream's PubAck to publishers.")] = True,
     compression: Annotated[
-        Literal["none", "zstd", "lz4"], typer.Option(help="Compression of stored batches.")
+        Literal["none", "zstd", "lz4"],
+        typer.Option(help="Compression of stored batches.", rich_help_panel=VALUES),
     ] = "none",
     encryption: Annotated[
-        bool, typer.Option("--encryption", help="Encrypt stored batches; needs a master key.")
+        bool,
+        typer.Option(
+            "--encryption",
+            help="Encrypt stored batches; needs a master key.",
+            rich_help_panel=VALUES,
+        ),
     ] = False,
     schema_validation: Annotated[
         bool,
-        typer.Option("--schema-validation", help="Reject values that do not fit its schema."),
+        typer.Option(
+            "--schema-validation",
+            help="Reject values that do not fit its schema.",
+            rich_help_panel=VALUES,
+        ),
     ] = False,
     retention_age: Annotated[
         int,
@@ -120,12 +131,16 @@ def create(
     retention_records: Annotated[
         int,
         typer.Option(
-            help="Maximum number per partition; 0 is unlimited.", min=0, rich_help_panel=RETENTION
+            metavar="N",
+            help="Maximum number per partition; 0 is unlimited.",
+            min=0,
+            rich_help_panel=RETENTION,
         ),
     ] = 0,
     max_records_per_subject: Annotated[
         int,
         typer.Option(
+            metavar="N",
             help="Keep only so many records of each subject; 0 is unlimited.",
             min=0,
             rich_help_panel=RETENTION,

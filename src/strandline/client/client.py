@@ -164,7 +164,7 @@ class Client(StreamAdminCalls, ReadCalls, TransactionalClient, ClosesOnExit):
             subject: by default the stream's.
             headers: a mapping, or (name, value) pairs.
             partition: where to append.
-            message_id: deduplicates a repeated append.
+            message_id: deduplicates a repeated append to the same partition.
             timeout_s: how long to wait for the ack.
 
         Raises:

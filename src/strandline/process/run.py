@@ -7,7 +7,6 @@ SIGHUP checks certificates for changes.
 
 import asyncio
 import gc
-import importlib.abc
 import logging
 import os
 import resource
@@ -15,7 +14,6 @@ import signal
 import sys
 from collections.abc import Callable
 
-import pyarrow as pa
 import uvloop
 
 from strandline import arrow_compute
@@ -30,6 +28,7 @@ from strandline.process.wiring import BrokerApp, run_until
 from strandline.storage.descriptors import STORAGE_DESCRIPTORS
 from strandline.storage.disk import Disk
 from strandline.storage.mapped_segments import MAPPED_SEGMENTS
+from strandline.without_pandas import keep_pandas_out
 
 logger = logging.getLogger(__name__)
 
@@ -136,27 +135,6 @@ async def _start(app: BrokerApp, stop: asyncio.Event) -> bool:
     except asyncio.CancelledError:
         return False
     return True
-
-
-class _NoPandas(importlib.abc.MetaPathFinder):
-    """A finder that says that pandas is not installed."""
-
-    def find_spec(self, name: str, *_of_the_package: object) -> None:
-        """Raise for pandas; leave all else to the other finders."""
-        if name == "pandas":
-            raise ModuleNotFoundError(name)
-
-
-def keep_pandas_out() -> None:
-    """Let pyarrow go without pandas, which a broker never uses.
-
-    pyarrow imports it, where it is installed, for the first value that it converts from Python:
-    37 MiB, and some 0.2 s of CPU at the start. It asks once.
-    """
-    finder = _NoPandas()
-    sys.meta_path.insert(0, finder)
-    pa.scalar(0)
-    sys.meta_path.remove(finder)
 
 
 def raise_open_files_limit() -> None:

@@ -6,6 +6,7 @@ listeners first, broker last, so that every accepted record is answered.
 
 import asyncio
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from strandline.broker.broker import Broker
@@ -15,7 +16,6 @@ from strandline.config import BrokerConfig
 from strandline.process.master_keys import master_keys
 from strandline.process.renewal import CertificateWatch, certificate_files
 from strandline.servers.flight.server import FlightFrontEnd
-from strandline.servers.http.server import HttpFrontEnd
 from strandline.servers.metering import Metering
 from strandline.servers.nats.frontend import NatsFrontEnd
 from strandline.servers.tasks import end_task, start_task
@@ -25,6 +25,7 @@ from strandline.storage.disk import Disk
 if TYPE_CHECKING:
     from strandline.servers.forward import Forwarder
     from strandline.servers.grpc.frontend import GrpcFrontEnd
+    from strandline.servers.http.server import HttpFrontEnd
 
 
 class FrontEnd(Protocol):
@@ -63,7 +64,7 @@ class BrokerApp:
         self.broker = kind(config, disk=disk, clock=clock, master_keys=keys)
         metering = Metering(self.broker)
         self._flight = FlightFrontEnd(self.broker, config, metering)
-        self._http = HttpFrontEnd(self.broker, config, lambda: self._flight.port)
+        self._http = _http(self.broker, config, lambda: self._flight.port)
         self._forwarder = forwarder = _forwarder(self.broker)
         self._nats = None
         if with_nats:
@@ -81,7 +82,7 @@ class BrokerApp:
     @property
     def http_port(self) -> int | None:
         """Return the port of the web page, metrics and health checks; None when off."""
-        return self._http.port
+        return self._http.port if self._http else None
 
     @property
     def nats_port(self) -> int | None:
@@ -186,6 +187,17 @@ def _grpc(
     from strandline.servers.grpc.frontend import GrpcFrontEnd
 
     return GrpcFrontEnd(broker, config, metering, forwarder=forwarder)
+
+
+def _http(
+    broker: Broker, config: BrokerConfig, flight_port: Callable[[], int]
+) -> "HttpFrontEnd | None":
+    """Return the HTTP server, imported only if it is configured."""
+    if config.http_port < 0:
+        return None
+    from strandline.servers.http.server import HttpFrontEnd
+
+    return HttpFrontEnd(broker, config, flight_port)
 
 
 async def run_until(app: BrokerApp, stop: asyncio.Event) -> None:

@@ -49,6 +49,7 @@ class ConnectionLimit:
         self._known: set[object] = set()
         self._strangers: dict[object, Callable[[], None]] = {}
         self._of_flight = 0
+        self._sources: list[Callable[[], list[ConnectionInfo]]] = []
 
     @property
     def count(self) -> int:
@@ -77,10 +78,22 @@ class ConnectionLimit:
         self._strangers[connection] = drop
         return is_admitted
 
+    def add_source(self, source: Callable[[], list[ConnectionInfo]]) -> None:
+        """List also what a server of ours says of its clients, which are not counted here.
+
+        Args:
+            source: called on the thread that asks, never the loop's; it may wait for a second.
+        """
+        self._sources.append(source)
+
     def clients(self) -> list[ConnectionInfo]:
-        """Return the connections that can describe themselves, Flight's excepted; any thread."""
+        """Return the connections that can describe themselves, Flight's excepted.
+
+        Any thread but the loop's.
+        """
         every = [*self._known, *self._strangers]
-        return [each.client_info() for each in every if isinstance(each, DescribedConnection)]
+        ours = [each.client_info() for each in every if isinstance(each, DescribedConnection)]
+        return ours + [info for source in self._sources for info in source()]
 
     def note_identified(self, connection: object) -> None:
         """Record that a connection's client is identified."""

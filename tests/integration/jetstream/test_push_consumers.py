@@ -308,6 +308,30 @@ async def test_a_queue_group_shares_the_messages(ask, stream):
     await listeners[1].stop()
 
 
+async def test_whoever_subscribes_to_the_subject_receives(ask, stream):
+    """Every plain subscription gets each message, and one of each queue group.
+
+    A group alone does not make a consumer without one deliver.
+    """
+    plain, group, pattern = (Listener(ask.nc) for _ in range(3))
+    base = ask.nc.new_inbox()
+    plain.subject = group.subject = f"{base}.to"
+    pattern.subject = f"{base}.*"
+    await group.start("workers")
+    await pattern.start("watchers")
+    await ask.consumer(stream.name, "p", deliver_subject=plain.subject, durable_name="p")
+    await stream.js.publish(stream.subject("x"), b"0")
+    await asyncio.sleep(0.5)
+    assert group.found == []
+    await plain.start()
+    for number in range(1, 5):
+        await stream.js.publish(stream.subject("x"), b"%d" % number)
+    for each in (plain, group, pattern):
+        await each.until(lambda found: len(texts(found)) >= 5)
+        assert texts(each.found) == [str(number) for number in range(5)]
+        await each.stop()
+
+
 async def test_queue_subscriptions_of_nats_py(filled):
     """Several bind to one durable consumer; each message is acknowledged once."""
     done = []

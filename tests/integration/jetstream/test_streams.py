@@ -183,6 +183,8 @@ async def test_subjects_are_counted(ask, stream):
     assert found["state"]["subjects"] == counts
     only = await ask(f"STREAM.INFO.{stream.name}", {"subjects_filter": stream.subject("odd")})
     assert only["state"]["subjects"] == {stream.subject("odd"): 2}
+    none = await ask(f"STREAM.INFO.{stream.name}", {"subjects_filter": "nowhere.else"})
+    assert "subjects" not in none["state"]
     page = await ask(f"STREAM.INFO.{stream.name}", {"subjects_filter": ">", "offset": 1})
     assert page["state"]["subjects"] == {stream.subject("odd"): 2}
     assert (page["total"], page["offset"], page["limit"]) == (2, 1, 100_000)

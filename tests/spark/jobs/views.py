@@ -1,7 +1,8 @@
-"""Query a stream by its view under Spark Connect: server, then what to expect in each stream."""
+"""Query a stream by its view under Spark Connect, and give an option that is not ours."""
 
 import sys
 
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from strandline.spark.java import use_java
@@ -17,5 +18,10 @@ settings = {
 spark = SparkSession.builder.remote("local[1]").config(map=settings).getOrCreate()
 names = register_views(spark, sys.argv[1], pattern=sys.argv[2])
 found = spark.sql(f"SELECT count(*) FROM {names[0]}").collect()[0][0]
-sys.stdout.write(f"{type(spark).__module__}\n{found}\n")
+refused = "nothing was refused"
+try:  # Spark Connect asks only when something is done with a frame
+    _ = spark.read.format("strandline").options(server=sys.argv[1], assign="1").load().schema
+except PySparkException as error:
+    refused = str(error)
+sys.stdout.write(f"{refused}\n{type(spark).__module__}\n{found}\n")
 spark.stop()

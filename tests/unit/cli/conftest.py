@@ -2,12 +2,12 @@
 
 import json
 
-import jsonschema
 import pytest
 from typer.testing import CliRunner
 
 from strandline.cli.app import app
 from strandline.cli.documents import DOCUMENTS, schema_of
+from tests.kit.json_schemas import check_document
 
 _invoke = CliRunner.invoke
 
@@ -42,7 +42,7 @@ def documented(monkeypatch):
             schema = schema_of(name)
             strict = schema if name in ("inspect", "cluster status") else closed(schema)
             for line in result.stdout.splitlines():
-                jsonschema.validate(json.loads(line), strict)
+                check_document(json.loads(line), strict)
         return result
 
     monkeypatch.setattr(CliRunner, "invoke", invoke)

@@ -7,14 +7,13 @@ import sys
 import threading
 import time
 
-import jsonschema
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from strandline.cli.app import app
 from strandline.cli.documents import DOCUMENTS, schema_of
-from strandline.cli.liftbridge import _default_nats
+from strandline.cli.liftbridge import _default_nats, liftbridge
 from strandline.config import BrokerConfig
 from strandline.speedups import IS_COMPILED
 from strandline.version import __version__
@@ -63,11 +62,13 @@ def test_the_version_for_people_and_programs(run):
 
 def test_every_command_has_a_schema_of_its_output(run):
     """The schema is valid, and the same as text and as JSON."""
+    from jsonschema import Draft202012Validator  # see tests/kit/json_schemas.py
+
     names = {name for name, _ in leaves(typer.main.get_command(app))}
     assert names == DOCUMENTS.keys()
     for name in names:
         shown = json.loads(run("schema", *name.split()).stdout)
-        jsonschema.Draft202012Validator.check_schema(shown)
+        Draft202012Validator.check_schema(shown)
     assert json.loads(run("schema", "read", "-o", "json").stdout) == schema_of("read")
     assert "is no command" in run("schema", "nothing").stderr
 
@@ -262,6 +263,35 @@ def test_a_command_without_its_extra_names_it(tmp_path):
     )
     assert done.returncode == 1
     assert "the package 'uvloop': pip install 'strandline[server]'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "flags", [["-n", "nats://a:1,nats://b:2"], ["-n", "nats://a:1", "--nats-servers", "nats://b:2"]]
+)
+def test_liftbridges_command_takes_several_nats_servers(monkeypatch, flags):
+    """Between commas, as Liftbridge does, or one by one."""
+    given = []
+    monkeypatch.setattr(
+        "strandline.process.run.run_broker", lambda settings, **_: given.append(settings) or 0
+    )
+    app = typer.Typer()
+    app.command()(liftbridge)
+    done = CliRunner().invoke(app, flags, env={})
+    assert done.exit_code == 0, done.output
+    assert given[0].nats.servers == ["nats://a:1", "nats://b:2"]
+
+
+def test_liftbridges_command_has_a_version():
+    """Printed, and nothing is started."""
+    done = subprocess.run(
+        [sys.executable, "-c", "from strandline import cli; cli.liftbridge_main()", "--version"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"Liftbridge's API 1.9, by Strandline {__version__}\n"
 
 
 def test_liftbridges_command_uses_the_server_that_liftbridge_would(monkeypatch):

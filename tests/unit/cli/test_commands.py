@@ -212,6 +212,25 @@ def test_lines_that_the_broker_rejects_are_named(run, stream):
     assert lines(run("read", stream, "-o", "json")) == []
 
 
+def test_the_line_that_does_not_fit_the_schema_is_named(run, tmp_path):
+    """Not the first one of its batch, which is refused as a whole; and the message says why."""
+    run("stream", "create", "checked", "--schema-validation")
+    (tmp_path / "columns").write_text("id INT")
+    run("stream", "schema", "set", "checked", str(tmp_path / "columns"))
+    values = [f'{{"id": {number}}}' for number in range(7)]
+    text = "\n".join([*values, '{"id": "x"}', *values, '{"id": "y"}'])
+    wrong = run("publish", "checked", code=1, stdin=text).stderr
+    assert "line 8: does not fit version 1 of the schema of stream 'checked': column 'id'" in wrong
+    wrong = run("publish", "checked", "", "--key", "a", code=1).stderr
+    assert "the value is empty; a record that deletes its key has none at all" in wrong
+    run("publish", "checked", "--tombstone", "--key", "a")
+    [record] = lines(run("read", "checked", "-o", "json"))
+    assert (record["key"], record["value"]) == ("a", None)
+    run("publish", "checked", "--tombstone", code=2)
+    run("publish", "checked", "1", "--tombstone", "--key", "a", code=2)
+    run("stream", "delete", "checked", "--yes")
+
+
 def run_with_closed(stream, url, *arguments):
     """Run a command without one of its standard streams."""
     shell = {"stdin": "<&-", "stdout": ">&-", "stderr": "2>&-"}[stream]

@@ -8,13 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jsonschema
 import msgspec
 import pytest
 
 import strandline
 from strandline.cli.documents import ErrorDocument, schema_of
 from strandline.testing import ProcessServer
+from tests.kit.json_schemas import check_document
 from tests.kit.processes import is_running
 from tests.kit.waiting import until
 
@@ -118,9 +118,9 @@ def test_dev_ends_with_an_error_when_no_broker_is_left(tmp_path):
         assert dev.returncode == 1
     assert "no broker is running any more" in errors
     for document in (ready, exited):
-        jsonschema.validate(document, schema_of("dev"))
-    jsonschema.validate(ready, schema_of("serve"))
-    jsonschema.validate(json.loads(errors.splitlines()[-1]), msgspec.json.schema(ErrorDocument))
+        check_document(document, schema_of("dev"))
+    check_document(ready, schema_of("serve"))
+    check_document(json.loads(errors.splitlines()[-1]), msgspec.json.schema(ErrorDocument))
 
 
 def test_completion_offers_commands_and_can_be_loaded(tmp_path):

@@ -95,9 +95,24 @@ def test_the_board_is_whole():
         assert panel["datasource"]["uid"] == "${datasource}"
 
 
+def test_the_answers_on_call_are_those_of_brokers():
+    """Each text of /health/ready that the page quotes is in the code, also split over lines."""
+    page = (DEPLOY.parent / "docs" / "on-call.md").read_text("utf-8")
+    table = page.partition("## StrandlineNotReady")[2].partition("\n## ")[0]
+    quoted = re.findall(r"`([^`]+)`", " ".join(re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)))
+    assert len(quoted) > 6
+    broker = DEPLOY.parent / "src" / "strandline"
+    code = "".join(path.read_text("utf-8") for path in broker.rglob("*.py"))
+    assert [text for text in quoted if text not in code] == []
+
+
 def test_alerts_say_what_is_wrong():
     """Each has a name of ours, waits a while, and says what to do or look at."""
-    for rule in RULES["groups"][0]["rules"]:
-        assert rule["alert"].startswith("Strandline")
+    page = (DEPLOY.parent / "docs" / "on-call.md").read_text("utf-8")
+    sections = re.findall(r"^## (Strandline\w+)$", page, re.MULTILINE)
+    rules = RULES["groups"][0]["rules"]
+    assert sections == [rule["alert"] for rule in rules]
+    for rule in rules:
         assert re.fullmatch(r"\d+[sm]", rule["for"])
         assert rule["annotations"]["summary"]
+        assert rule["annotations"]["runbook"] == f"docs/on-call.md#{rule['alert'].lower()}"

@@ -7,7 +7,6 @@ import os
 import subprocess
 from pathlib import Path
 
-import kubernetes_validate
 import pytest
 import yaml
 
@@ -43,11 +42,15 @@ def settings(tmp_path):
 @pytest.mark.parametrize("found", MANIFESTS, ids=lambda m: f"{m['kind']}/{m['metadata']['name']}")
 def test_manifests_fit_their_schemas(found, version):
     """No field that Kubernetes does not know, none of a wrong type, none missing."""
+    import kubernetes_validate  # it brings jsonschema: see tests/kit/json_schemas.py
+
     kubernetes_validate.validate(found, version, strict=True)
 
 
 def test_a_wrong_field_would_be_seen():
     """The check itself can fail."""
+    import kubernetes_validate
+
     wrong = {**STATEFUL_SET, "spec": {**STATEFUL_SET["spec"], "replica": 3}}
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(wrong, VERSIONS[-1], strict=True)

@@ -1,9 +1,12 @@
 """Construction of a broker and its servers, and their order of start and stop."""
 
 import asyncio
+import subprocess
+import sys
 import urllib.request
 
 import pytest
+from msgspec import structs
 
 from strandline.broker.lock import DataDirLock
 from strandline.config import BrokerConfig, NatsConfig
@@ -115,6 +118,34 @@ async def test_the_ready_line_names_every_port(config):
         assert await asyncio_get(url) == 200
     finally:
         await app.stop()
+
+
+OFF = """
+import sys, strandline
+from strandline.testing import Server
+
+with Server(nats=False, http_port=-1) as url:
+    strandline.connect(url).close()
+print(*sorted({"grpc", "h11", "h2", "jinja2", "starlette", "uvicorn"} & set(sys.modules)))
+"""
+
+
+async def test_a_listener_that_is_off_has_no_port(config):
+    """The web page and gRPC can be off."""
+    off = structs.replace(config, http_port=-1)
+    app = BrokerApp(off, with_nats=False)
+    await app.start()
+    try:
+        line = app.ready_line()
+        assert (line["http_port"], line["grpc_port"], line["beam_port"]) == (None, None, None)
+    finally:
+        await app.stop()
+
+
+def test_a_listener_that_is_off_is_not_imported():
+    """A broker without the web page and gRPC does not pay for their libraries."""
+    shown = subprocess.run([sys.executable, "-c", OFF], capture_output=True, check=True, text=True)
+    assert shown.stdout == "\n"
 
 
 async def asyncio_get(url):

@@ -21,7 +21,7 @@ from strandline.spark.demo.chart import text_chart
 from strandline.spark.demo.processes import Child
 from strandline.spark.demo.progress import DemoProgress
 from strandline.spark.demo.publisher import FlightPublisher
-from strandline.spark.demo.runner import own_directory, run_demo
+from strandline.spark.demo.runner import DemoRunner, own_directory, run_demo
 
 HPUB = re.compile(rb"HPUB (\S+) (\S+) (\d+) (\d+)\r\n")
 
@@ -297,6 +297,38 @@ def test_a_child_that_ends_early_says_why(tmp_path):
     with pytest.raises(UnavailableError, match="no such stream"):
         child.wait_for("ready", timeout_s=60)
     child.kill()
+
+
+JAVA_TRACE = """java.lang.IllegalStateException: Illegal size 5 of collection
+\tat org.apache.spark.Executor.run(Executor.scala:12)
+Caused by: java.io.EOFException: the worker is gone
+\tat java.base/java.lang.Thread.run(Thread.java:840)
+\t... 7 more
+"""
+
+
+def test_a_job_that_dies_by_itself_shows_no_stack_trace(tmp_path, monkeypatch):
+    """It is started again, and its log has the trace; given up, the causes are shown."""
+    out = io.StringIO()
+    runner = DemoRunner(tmp_path, flights.load_flights(1), progress=DemoProgress(out))
+    log = tmp_path / "spark.log"
+    dies = [sys.executable, "-c", f"import sys; sys.exit({JAVA_TRACE!r})"]
+    starts = []
+
+    def start(what):
+        starts.append(what)
+        runner._job = Child(dies, log=log)
+
+    monkeypatch.setattr(runner, "_start_job", start)
+    runner._start_job("the first time")
+    with pytest.raises(UnavailableError, match=r"java\.io\.EOFException") as given_up:
+        runner._wait(lambda: False, "it is given up")
+    runner._job.kill()
+    assert len(starts) > 2
+    assert log.read_text().count(JAVA_TRACE) == len(starts)
+    assert out.getvalue().count("the Spark job ended unexpectedly; see") == len(starts) - 1
+    for shown in (out.getvalue(), given_up.value.message):
+        assert not re.search(r"^\s+(at|\.\.\.) ", shown, re.MULTILINE)
 
 
 def is_alive(pid):

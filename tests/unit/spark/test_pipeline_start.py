@@ -1,6 +1,7 @@
 """The start of pipelines: rejections without leftovers, late Python processes, an old Spark."""
 
 import threading
+from contextlib import nullcontext
 
 import pytest
 
@@ -70,6 +71,25 @@ def test_an_output_recreated_by_somebody_else_stays(broker):
 def copy(server):
     values = {"kind": "copy", "server": server, "stream": "in", "into": "o", "checkpoint": "c"}
     return decode_pipeline(values)
+
+
+@pytest.mark.parametrize("is_refused", [True, False])
+def test_only_a_pipeline_that_was_not_rejected_keeps_the_output_that_it_made(
+    broker, monkeypatch, is_refused
+):
+    """Its queries run, and write there."""
+    server, client = broker
+
+    def start(spark, config):
+        ensure_stream(server, config.into, like=stream_of(server, "in"))
+        if is_refused:
+            raise InvalidConfigError("Spark does not take it")
+        return []
+
+    monkeypatch.setitem(run._START, CopyPipeline, start)
+    with pytest.raises(InvalidConfigError) if is_refused else nullcontext():
+        run.start_pipeline(None, copy(server))
+    assert ("o" in names(client)) is not is_refused
 
 
 class LateWorkers:

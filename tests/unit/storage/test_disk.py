@@ -166,6 +166,22 @@ def test_descriptor_closes_with_its_last_user(tmp_path):
         disk.pwrite(fd, b"x", 0)
 
 
+def test_a_large_file_is_freed_piece_by_piece(tmp_path, monkeypatch):
+    """One call that frees gigabytes would hold up the syncs of all other files."""
+    monkeypatch.setattr("strandline.storage.disk.EMPTIED_BYTES_MIN", 1000)
+    monkeypatch.setattr("strandline.storage.disk.PIECE_BYTES", 1000)
+    disk, lengths = Disk(), []
+    truncate = disk.truncate
+    monkeypatch.setattr(
+        disk, "truncate", lambda fd, length: lengths.append(length) or truncate(fd, length)
+    )
+    for size in (999, 2500):
+        (tmp_path / "f").write_bytes(bytes(size))
+        disk.remove_large(tmp_path / "f")
+        assert not (tmp_path / "f").exists()
+    assert lengths == [2000, 1000, 0]
+
+
 def test_a_shorter_file_replaces_a_longer_one(tmp_path):
     """Nothing of the old contents is left."""
     disk = Disk()

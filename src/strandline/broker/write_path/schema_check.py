@@ -40,19 +40,17 @@ class SchemaCheck:
     def value(self, value: bytes | None) -> SchemaMismatchError | None:
         """Return why a value does not fit; None: it does."""
         reason = self._find(value)
-        return None if reason is None else self._error(reason)
+        return None if reason is None else SchemaMismatchError(self._message(value, reason))
 
     def values(self, values: Sequence[bytes | None]) -> SchemaMismatchError | None:
         """Return why the first one of several values that does not fit does not; None: all do."""
         find = self._find
-        for number, value in enumerate(values):
+        for row, value in enumerate(values):
             if (reason := find(value)) is not None:
-                where = (
-                    f"row {number}, counted from 0 within its partition: "
-                    if len(values) > 1
-                    else ""
-                )
-                return self._error(f"{where}{reason}")
+                message = self._message(value, reason)
+                if len(values) == 1:
+                    return SchemaMismatchError(message)
+                return SchemaMismatchError.of_row(row, message)
         return None
 
     def batch(self, batch: pa.RecordBatch) -> SchemaVerdict:
@@ -72,8 +70,11 @@ class SchemaCheck:
         # Compiled at the first record: it may import what only this format needs.
         return misfit_finder(self.versions)
 
-    def _error(self, reason: str) -> SchemaMismatchError:
-        return SchemaMismatchError(
+    def _message(self, value: bytes | None, reason: str) -> str:
+        if value == b"":
+            reason = "the value is empty; a record that deletes its key has none at all, which is "
+            reason += "None in Python and the header 'Strandline-Tombstone: true' in NATS"
+        return (
             f"does not fit version {self.versions[-1].version} of the schema of stream "
             f"{self._stream!r}: {reason}; publish what fits ('strandline stream schema show "
             f"{self._stream}'), or set a version that has it"

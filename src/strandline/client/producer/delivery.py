@@ -118,8 +118,10 @@ class ProducerDelivery:
         """Ids of the threads that resolve futures, and so run users' callbacks."""
         self._is_watched = False
         self._is_gone = False
-        self._is_delay_logged = False
-        """Whether the reason of missing acks has been logged."""
+        self._delayed_since_s: float | None = None
+        """Since when acks have been missing, if the reason has been logged."""
+        self._timed_out = 0
+        """Records that timed out in the delay."""
         self._failures: list[tuple[AckFuture[Any], StrandlineError]] = []
         self._closing = threading.Event()
         self._is_over = threading.Event()
@@ -301,7 +303,6 @@ class ProducerDelivery:
             sender.waits_since_s = time.monotonic() if self._in_flight.in_flight(sender) else None
             if error is None:
                 self._leaders.answered()
-                self._is_delay_logged = False
             self._is_gone = self._is_gone or isinstance(error, UnknownStreamError)
             if answered is None:
                 partition = self._in_flight.partition_of(ack.sequence)
@@ -360,6 +361,7 @@ class ProducerDelivery:
                 now_s = time.monotonic()
                 self._collect(now_s, everything=self._closing.is_set())
                 expired = self._in_flight.expire(now_s)
+                self._timed_out += sum(each.batch.rows for each in expired)
                 if expired:
                     self._resolving.append(threading.get_ident())
                 self._leave_silent(now_s)
@@ -374,6 +376,8 @@ class ProducerDelivery:
                     return
             if expired:
                 self._give_up([(each.batch, self._timeout(each)) for each in expired])
+        with self._changed:
+            self._log_delay(time.monotonic())
         if is_exit and self._failures:
             logger.error("records failed: %s", self._failures[0][1])
 
@@ -388,14 +392,18 @@ class ProducerDelivery:
         return bool(self._in_flight or self._accumulator)
 
     def _log_delay(self, now_s: float) -> None:
-        """Log once why acks are missing, long before records time out; the lock is held."""
+        """Log why acks are missing, long before records time out, and when they no longer are.
+
+        The lock is held. Other partitions' acks do not end a delay: the oldest record decides.
+        """
         oldest = self._in_flight.oldest
-        if oldest is None or self._is_delay_logged:
+        since_s = now_s if oldest is None else oldest.deadline_s - self._options.timeout_s
+        if now_s - since_s < LOG_DELAY_S:
+            self._log_delay_end(now_s)
             return
-        since_s = oldest.deadline_s - self._options.timeout_s
         loss = self._leaders.loss_since(since_s)
-        if now_s - since_s >= LOG_DELAY_S and loss is not None:
-            self._is_delay_logged = True
+        if oldest is not None and loss is not None and self._delayed_since_s is None:
+            self._delayed_since_s = since_s
             logger.warning(
                 "no ack for records of %s in %.0f s; they time out in %.0f s: %s",
                 self._request.stream,
@@ -403,6 +411,18 @@ class ProducerDelivery:
                 oldest.deadline_s - now_s,
                 loss.message,
             )
+
+    def _log_delay_end(self, now_s: float) -> None:
+        """Log how a delay that was logged has ended; the lock is held."""
+        since_s, self._delayed_since_s = self._delayed_since_s, None
+        if since_s is not None:
+            logger.warning(
+                "records of %s no longer wait for acks, after %.0f s; %d of them timed out",
+                self._request.stream,
+                now_s - since_s,
+                self._timed_out,
+            )
+        self._timed_out = 0
 
     def _leave_silent(self, now_s: float) -> None:
         """Send batches elsewhere whose broker has not answered for long; the lock is held."""

@@ -156,7 +156,7 @@ class Producer(ClosesOnExit):
             subject: a plain NATS subject; by default the stream's.
             headers: a mapping, or (name, value) pairs to keep order and repeats.
             partition: where to append; by default as ``protocol.routing`` says.
-            message_id: deduplicates a repeat within the stream's window.
+            message_id: deduplicates a repeat in the same partition within the stream's window.
 
         Raises:
             RecordTooLargeError: larger than the broker's limit.

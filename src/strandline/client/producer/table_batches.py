@@ -21,7 +21,7 @@ from strandline.api.put import (
 )
 from strandline.client.producer.accumulator import RecordProducerBatch
 from strandline.client.reader.results import Ack, AckFuture, BatchAck
-from strandline.errors import InvalidRecordError, StrandlineError
+from strandline.errors import InvalidRecordError, SchemaMismatchError, StrandlineError
 from strandline.record.schema import HEADERS_TYPE
 
 FIELDS = ("value", "key", "subject", "headers", "message_id")
@@ -70,8 +70,7 @@ def resolve_records(
                 failed(future, error or StrandlineError("the broker gave no reason"))
         return
     if error is not None or not ack.ranges:
-        for future in batch.futures:
-            failed(future, error or StrandlineError("the broker gave no offsets"))
+        _fail_records(batch, error or StrandlineError("the broker gave no offsets"), failed)
         return
     [stored] = ack.ranges
     for place, future in enumerate(batch.futures):
@@ -186,8 +185,15 @@ def fail(batch: AnyProducerBatch, error: StrandlineError, failed: Failed) -> Non
         batch.table_ack.failed(error)
         batch.table_ack.settle(failed)
         return
-    for future in batch.futures:
-        failed(future, error)
+    _fail_records(batch, error, failed)
+
+
+def _fail_records(
+    batch: RecordProducerBatch[AckFuture[Ack]], error: StrandlineError, failed: Failed
+) -> None:
+    """Fail the futures of a batch that was refused as a whole."""
+    for row, future in enumerate(batch.futures):
+        failed(future, error.for_record(row) if isinstance(error, SchemaMismatchError) else error)
 
 
 def batches_from(data: Any, *, batch_bytes: int) -> list[pa.RecordBatch]:

@@ -55,7 +55,7 @@ class HttpFrontEnd:
 
     Args:
         broker: the broker to show.
-        config: ``host`` and ``http_port``; with port -1 there is no listener.
+        config: ``host`` and ``http_port``.
         flight_port: returns the port of Arrow Flight, which the console uses.
     """
 
@@ -69,7 +69,7 @@ class HttpFrontEnd:
         self._serving: asyncio.Task[None] | None = None
         self._console: LazyConsole | None = None
         self.port: int | None = None
-        """The port listened on; ``None`` when off or stopped."""
+        """The port listened on; ``None`` when stopped."""
 
     async def start(self) -> None:
         """Start listening.
@@ -77,8 +77,6 @@ class HttpFrontEnd:
         Raises:
             InvalidConfigError: the address is in use or not ours, or a certificate cannot be used.
         """
-        if self._config.http_port < 0:
-            return
         load_tls(self._config.tls)
         listener = _listen(self._config.host, self._config.http_port)
         self._console = LazyConsole(self._broker, self._config, self._flight_port)

@@ -7,9 +7,10 @@ connections log in by signing the server's nonce. The private keys are created a
 never leave the process, so the configuration on disk contains no secret.
 
 Rules: every other client needs an authorization, and without an answer it is rejected. The broker
-itself may publish only to inboxes, and ask other brokers about partitions: a client chooses its
-reply subject, and must not use the broker to publish where it may not publish itself. Over the leaf
-connection, which carries records of consumers, it may publish to private inboxes only.
+itself may publish only to inboxes, ask other brokers about partitions, and nats-server about its
+clients: a client chooses its reply subject, and must not use the broker to publish where it may not
+publish itself. Over the leaf connection, which carries records of consumers, it may publish to
+private inboxes only.
 """
 
 import json
@@ -18,6 +19,7 @@ from typing import Final
 
 from strandline.servers.nats.inboxes import INBOX_PREFIX, PRIVATE_PREFIX
 from strandline.servers.nats.nkeys import ACCOUNT, USER, KeyPair
+from strandline.servers.nats.server_clients import CONNZ
 from strandline.servers.nats.server_link import NatsServerInfo
 
 STREAMS_ACCOUNT: Final = "STRANDLINE"
@@ -28,6 +30,8 @@ PRIVATE_INBOXES: Final = f"{PRIVATE_PREFIX}>"
 """Where records go, and the replies to clients that are configured so."""
 REQUESTS: Final = ("$JS.API.STREAM.INFO.*", "$JS.API.STRANDLINE.READ.*")
 """For the state and the records of partitions that other brokers lead; answered by them only."""
+SYSTEM_REQUESTS: Final = (CONNZ,)
+"""For the clients of the account, which nats-server itself answers."""
 NOTHING: Final = "strandline.nothing"
 """A subject without messages, as the only one that may be received."""
 SYSTEM_SUBJECTS: Final = "$SYS.>"
@@ -59,7 +63,7 @@ class Accounts:
 
     def configuration(self) -> Iterator[str]:
         """Yield the lines of nats-server's configuration."""
-        publish = json.dumps([INBOXES, PRIVATE_INBOXES, *REQUESTS])
+        publish = json.dumps([INBOXES, PRIVATE_INBOXES, *REQUESTS, *SYSTEM_REQUESTS])
         users = [self._broker.public, self._system.public, self._leaf.public]
         yield "accounts {"
         yield f"  {STREAMS_ACCOUNT} {{ users: [ {{"

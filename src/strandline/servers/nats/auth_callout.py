@@ -86,6 +86,11 @@ class AuthCalloutHandler:
         """The number of authorized clients."""
         return len(self._clients)
 
+    def principal_of(self, connection: int) -> str:
+        """Return the principal of an authorized client; empty if there is none of this number."""
+        client = self._clients.get(connection)
+        return "" if client is None else client.caller.principal.name
+
     def server_connected(self, server_id: str) -> list[int]:
         """Return the connections to close when a connection to a server was (re)established.
 

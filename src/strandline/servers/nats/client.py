@@ -27,6 +27,7 @@ from strandline.servers.nats.replies import AckLines
 from strandline.servers.nats.server_link import (
     HANDSHAKE_TIMEOUT_S,
     Login,
+    NatsServerInfo,
     NatsServerUrl,
     connect_link,
     is_connected,
@@ -165,6 +166,21 @@ class NatsClient:
         except (TimeoutError, DisconnectedError) as error:
             why = str(error) or "no answer in time"
             logger.warning("subscriptions are not known at every nats-server yet: %s", why)
+
+    @property
+    def server_info(self) -> NatsServerInfo | None:
+        """The greeting of the server; None without a connection."""
+        return self._link.info.result() if self._link is not None else None
+
+    async def request(self, subject: bytes, payload: bytes) -> bytes | None:
+        """Send a request; return its reply, or None without responders.
+
+        Raises:
+            DisconnectedError: there is no connection, or it was lost.
+        """
+        if self._link is None:
+            raise DisconnectedError(f"not connected to nats-server: {self._last_error}")
+        return await self._link.request(subject, payload)
 
     # Connecting
 

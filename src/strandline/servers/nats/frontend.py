@@ -7,6 +7,7 @@ only with access control.
 """
 
 import asyncio
+import logging
 import secrets
 import ssl
 import zlib
@@ -15,9 +16,11 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from strandline.api.monitoring import ConnectionInfo
 from strandline.broker.access import Access, read_secret
 from strandline.broker.routing import Binding
 from strandline.config import BrokerConfig, bracketed
+from strandline.errors import DisconnectedError, UnavailableError
 from strandline.servers.metering import Metering
 from strandline.servers.nats.backpressure import Backpressure
 from strandline.servers.nats.client import NatsClient
@@ -34,6 +37,7 @@ from strandline.servers.nats.listener import IngestListener
 from strandline.servers.nats.ports import FrontEndPort
 from strandline.servers.nats.receivers import Receivers
 from strandline.servers.nats.routes import ServerRoutes
+from strandline.servers.nats.server_clients import server_clients
 from strandline.servers.nats.server_link import (
     PAYLOAD_BYTES_MAX,
     parse_leaf_url,
@@ -47,11 +51,15 @@ if TYPE_CHECKING:
 
 if TYPE_CHECKING:
     from strandline.servers.nats.accounts import Accounts
+    from strandline.servers.nats.auth_callout import AuthCalloutHandler
     from strandline.servers.nats.system_account import SystemAccountClient
+
+logger = logging.getLogger(__name__)
 
 CONNECTIONS: Final = 4
 """To nats-server, each for a share of the streams. nats-server queues what it sends over one
 connection, up to 64 MiB: a publisher behind a flood there waits for seconds."""
+CLIENTS_TIMEOUT_S: Final = 1.0
 LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104  not a bind
 """How to reach a server that listens on every address."""
 
@@ -82,6 +90,7 @@ class NatsFrontEnd:
         self._accounts: Accounts | None = None
         """The accounts of our own nats-server, where access is checked."""
         self._child: EmbeddedNatsServer | None = None
+        self._authorizer: AuthCalloutHandler | None = None
         self._control: SystemAccountClient | None = None
         self._api: JetStreamApi | None = None
         """For clients of our own nats-server, and of the user's as a domain."""
@@ -198,6 +207,31 @@ class NatsFrontEnd:
         self._subscribers.append(asking)  # last: it carries no stream
         await asking.start(servers, {}, is_awaited=self._is_server_there)
         self._consumers.start()
+        if self._child is not None:
+            loop = asyncio.get_running_loop()
+            self._metering.connections.add_source(
+                lambda: asyncio.run_coroutine_threadsafe(self._clients(asking), loop).result()
+            )
+
+    async def _clients(self, asking: NatsClient) -> list[ConnectionInfo]:
+        """Return the clients of our own nats-server, over one of our connections."""
+        infos = [each.server_info for each in self._subscribers]
+        server, authorizer = asking.server_info, self._authorizer
+        try:
+            if server is None:
+                raise DisconnectedError("not connected")
+            async with asyncio.timeout(CLIENTS_TIMEOUT_S):
+                return await server_clients(
+                    asking.request,
+                    server=server.server_name,
+                    payload_max=server.max_payload,
+                    ours={info.client_id for info in infos if info is not None},
+                    principal_of=authorizer.principal_of if authorizer else lambda _: "",
+                )
+        except (TimeoutError, UnavailableError) as error:
+            reason = str(error) or "no answer in time"
+            logger.warning("the clients of our nats-server are not listed: %s", reason)
+            return []
 
     def _leaf_client(self) -> LeafClient:
         """Return what delivers records, which is not connected yet."""
@@ -322,7 +356,7 @@ class NatsFrontEnd:
         from strandline.servers.nats.certificates import certificate_name
         from strandline.servers.nats.system_account import SystemAccountClient
 
-        handler = AuthCalloutHandler(
+        self._authorizer = handler = AuthCalloutHandler(
             self._access,
             self._metering,
             accounts.issuer,

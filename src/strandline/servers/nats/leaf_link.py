@@ -208,6 +208,8 @@ class LeafClient:
         self._output: list[bytes] = []
         self._interest: dict[bytes, set[bytes]] = {}
         """Subject or pattern → the queue groups that receive it; empty: a plain subscription."""
+        self._grouped: set[bytes] = set()
+        """Subjects and patterns that some queue group receives."""
         self._changed: set[bytes] = set()
         """Subjects and patterns that have gained or lost receivers and are not reported yet."""
         self._gone: OrderedDict[bytes, None] = OrderedDict()
@@ -286,6 +288,7 @@ class LeafClient:
             self._link = None
             self.writable.clear()
             self._interest.clear()
+            self._grouped.clear()
             link.abort()
         logger.warning("lost the leaf connection to %s: %s", self._server, link.failure)
 
@@ -294,6 +297,8 @@ class LeafClient:
     def interest_came(self, subject: bytes = b"", queue: bytes = b"") -> None:
         """Handle that a client subscribes to a subject or pattern."""
         self._interest.setdefault(subject, set()).add(queue)
+        if queue:
+            self._grouped.add(subject)
         self._gone.pop(subject, None)
         self._changed.add(subject)
 
@@ -302,6 +307,8 @@ class LeafClient:
         queues = self._interest.get(subject, set())
         queues.discard(queue)
         self._changed.add(subject)
+        if not any(queues):
+            self._grouped.discard(subject)
         if queues:
             return
         self._interest.pop(subject, None)
@@ -326,6 +333,15 @@ class LeafClient:
         """
         return self.may_send(subject) and queue in self._interest.get(subject, ())
 
+    def _groups(self, subjects: Collection[bytes]) -> bytes:
+        """Return the queue groups that subscribe to one of some subjects, as a frame names them."""
+        if not self._grouped:
+            return b""
+        patterns = set().union(*map(_patterns, subjects)) & self._grouped
+        return b" ".join(
+            sorted({queue for each in patterns for queue in self._interest[each]} - {b""})
+        )
+
     def has_lost(self, inbox: bytes) -> bool:
         """Return whether an inbox has lost its receiver a moment ago and has none now."""
         patterns = _patterns(inbox)
@@ -343,10 +359,11 @@ class LeafClient:
             payload: the payload.
             block: a header block; empty: none.
             reply: the reply subject; empty: none.
-            queue: the queue group of which one member receives it; empty: no group does.
+            queue: the queue group of which one member receives it; empty: one of each group does.
         """
         if self._link is None:
             return
+        queue = queue or self._groups((inbox,))
         if queue:
             # A leaf has to name the groups: without that, nobody in them receives anything.
             to = b"%b + %b %b" % (inbox, reply, queue) if reply else b"%b | %b" % (inbox, queue)
@@ -363,9 +380,10 @@ class LeafClient:
 
         Args:
             run: the deliveries.
-            queue: the queue group of which one member receives each; empty: no group does.
+            queue: the queue group of which one member receives each; empty: one of each group does.
         """
         if self._link is not None:
+            queue = queue or self._groups(frozenset(run.inboxes))
             self._output.append(leaf_frames(run, queue))
 
     async def settle(self) -> None:

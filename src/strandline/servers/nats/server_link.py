@@ -132,6 +132,8 @@ class NatsServerInfo(msgspec.Struct, frozen=True):
     tls_available: bool = False
     auth_required: bool = False
     server_name: str = ""
+    client_id: int = 0
+    """The server's number of this connection."""
     domain: str = ""
     """Of its JetStream, if that has one."""
     nonce: str = ""

@@ -12,6 +12,7 @@ import ctypes
 import json
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from typing import Any
 from strandline.errors import RequestTimeoutError, UnavailableError
 
 _PR_SET_PDEATHSIG = 1
+_FRAME = re.compile(r"\s+(at |\.\.\. \d+ more)")
 
 
 def become(command: Sequence[str], *, parent: int) -> None:
@@ -144,8 +146,9 @@ class Child:
         self.kill()
 
     def tail(self, lines: int = 15) -> str:
-        """Return the end of the child's log."""
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+        """Return the end of the child's log, without the frames of Java's stack traces."""
+        said = self.log.read_text(errors="replace").splitlines()
+        return "\n".join([line for line in said if not _FRAME.match(line)][-lines:])
 
     def _check_running(self, line: dict[str, Any]) -> None:
         if line.get("event") == "ended":

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from strandline.spark.options import TableFormat
-from strandline.values.columns import arrow_schema, type_text
+from strandline.values.columns import arrow_schema, column_text, type_text
 from strandline.values.evolution import is_wider
 from strandline.values.schema import SchemaVersion, names_by_column
 
@@ -68,7 +68,7 @@ def following_columns(
         names |= {older: field.name for older in of_column if older != field.name}
         wanted = newest[of_column[0]] if of_column else field.type
         if followed_type(field.type, wanted, widens=True) != field.type:
-            kept.append(f"{field.name} {type_text(field.type).upper()}")
+            kept.append(column_text(field.with_nullable(True)))
     return FollowingColumns(pa.schema(fields), names if renames else {}, kept)
 
 

@@ -1,5 +1,7 @@
 """Transactions on one broker: what readers see, and what survives a crash."""
 
+import asyncio
+
 import pyarrow as pa
 import pytest
 
@@ -20,6 +22,8 @@ from strandline.errors import (
 from strandline.record.batch import Attributes, header_of
 from strandline.record.codec import Stamp, encode_records
 from strandline.types import ProducerStamp
+
+DAY_NS = 86_400 * 10**9
 
 
 @pytest.fixture
@@ -132,6 +136,25 @@ async def test_a_transaction_is_aborted_when_its_time_is_over(
     assert broker.telemetry.transactions_open == 0
     with pytest.raises(TransactionAbortedError, match="5000 ms"):
         await ask.end("slow", who, is_commit=True)
+
+
+@pytest.mark.parametrize("shift", [3650 * DAY_NS, -3650 * DAY_NS])
+async def test_a_timeout_does_not_follow_the_wall_clock(
+    broker, partition, ask, tx, kit, clock, shift
+):
+    """Set forward it ends no transaction early, and set back it keeps none open."""
+    right = clock.now_ns()
+    who = await written(ask, kit, "kept", partition, timeout_ms=5_000)
+    clock.set_wall_clock(right + shift)
+    clock.advance_ms(4_000)
+    await asyncio.sleep(0.1)
+    await ask.end("kept", who, is_commit=True)
+    await kit.until(lambda: tx.seen(partition) == ["s/0a", "s/0b"])
+    await written(ask, kit, "late", partition, timeout_ms=5_000)
+    clock.set_wall_clock(right)
+    clock.advance_ms(5_001)
+    await kit.until(lambda: partition.last_stable_offset == partition.high_watermark)
+    assert tx.seen(partition) == ["s/0a", "s/0b"]
 
 
 async def test_timeouts_are_counted_by_name_up_to_a_limit(broker, monkeypatch):

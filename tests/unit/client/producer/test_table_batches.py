@@ -17,7 +17,7 @@ from strandline.client.producer.table_batches import (
     runs_of_ids,
 )
 from strandline.client.reader.results import AckFuture
-from strandline.errors import DiskFullError, InvalidRecordError
+from strandline.errors import DiskFullError, InvalidRecordError, SchemaMismatchError
 
 FULL = to_body(DiskFullError("full"))
 
@@ -69,6 +69,17 @@ def test_an_ack_gives_each_record_its_offset():
     resolve(batch, PutAck(sequence=0, ranges=(AckedRange(3, 100, 3),)), failed)
     assert [future.result() for future in batch.futures] == [100, 101, 102]
     assert batch.futures[0].result().partition == 3
+
+
+def test_the_record_that_does_not_fit_is_told_from_those_beside_it():
+    """A batch is refused as a whole: the others name the reason, and that it is not theirs."""
+    batch = lot_of(*[ProducerRecord(b"v", None, None, None, None)] * 2)
+    body = to_body(SchemaMismatchError.of_row(1, "does not fit: id"))
+    resolve(batch, PutAck(sequence=0, error=body), failed, error=from_body(body))
+    other, own = (future.exception() for future in batch.futures)
+    assert (own.message, own.row) == ("does not fit: id", None)
+    told = "not stored, because another record of its batch does not fit: id"
+    assert (other.message, other.row) == (told, 1)
 
 
 def test_an_ack_may_speak_row_by_row():

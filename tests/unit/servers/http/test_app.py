@@ -142,14 +142,6 @@ async def test_an_address_that_is_not_ours_is_a_typed_error(broker):
         await front_end.start()
 
 
-async def test_port_minus_one_serves_nothing(broker):
-    """The web page can be turned off; stopping is then harmless."""
-    front_end = HttpFrontEnd(broker, BrokerConfig(http_port=-1), lambda: 0)
-    await front_end.start()
-    assert front_end.port is None
-    await front_end.stop()
-
-
 async def test_stopping_does_not_wait_for_an_idle_client(front_end):
     """An open connection that sends nothing does not hold up a stop."""
     _, writer = await asyncio.open_connection("127.0.0.1", front_end.port)

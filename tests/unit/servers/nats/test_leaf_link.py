@@ -155,6 +155,27 @@ async def test_messages_have_the_records_own_subject(leaf):
     )
 
 
+async def test_one_member_of_each_group_receives_what_names_no_group(leaf):
+    """nats-server gives a leaf's message to the groups that the leaf names, and to no other."""
+    client, link, transport = leaf
+    client._link = link
+    link.data_received(b"LS+ p\r\nLS+ p b 1\r\nLS+ p a 1\r\nLS+ q.* c 1\r\nLS+ q.x\r\n")
+    client.deliver(b"p", b"1", block=b"")
+    client.deliver(b"p", b"2", block=b"", reply=b"r")
+    client.deliver(b"q.x", b"3", block=b"")
+    client.deliver(b"other", b"4", block=b"")
+    link.data_received(b"LS- p a\r\nLS- q.* c\r\n")
+    client.deliver(b"p", b"5", block=b"")
+    client.deliver(b"q.x", b"6", block=b"")
+    link.data_received(b"LS- p b\r\n")
+    client.deliver(b"p", b"7", block=b"")
+    client.flush()
+    assert transport.written == (
+        b"LMSG p | a b 1\r\n1\r\nLMSG p + r a b 1\r\n2\r\nLMSG q.x | c 1\r\n3\r\n"
+        b"LMSG other 1\r\n4\r\nLMSG p | b 1\r\n5\r\nLMSG q.x 1\r\n6\r\nLMSG p 1\r\n7\r\n"
+    )
+
+
 async def test_messages_that_nobody_asked_for_are_skipped(leaf):
     """Whatever they contain, and however they arrive."""
     client, link, transport = leaf

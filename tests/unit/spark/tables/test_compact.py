@@ -304,7 +304,7 @@ def test_a_killed_load_with_merges_takes_each_record_once(table_format, tmp_path
         stop, seen = threading.Event(), []
 
         def read():
-            while not stop.wait(0.05):
+            while not stop.wait(0.2):
                 try:
                     store, loaded = lake.live()
                 except strandline.errors.InvalidConfigError:

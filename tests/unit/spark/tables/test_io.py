@@ -68,6 +68,16 @@ def test_a_column_that_a_table_cannot_keep_is_rejected(tmp_path, table_format, k
     assert not (tmp_path / "t").exists()
 
 
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_columns_of_a_frame_that_differ_by_case_alone_are_rejected(tmp_path, table_format):
+    """Whatever is written into a table, not only decoded values: Spark could not open it."""
+    twins = StructType([StructField("userId", LongType()), StructField("userid", LongType())])
+    for writer in (BatchTableWriter, StreamTableWriter):
+        with pytest.raises(InvalidConfigError, match="'userId' and 'userid' differ by case alone"):
+            writer(options(tmp_path, table_format), twins)
+    assert not (tmp_path / "t").exists()
+
+
 @pytest.mark.parametrize("table_format", ["delta", "iceberg"])
 def test_a_time_of_day_is_kept_by_parquet_alone(tmp_path, table_format):
     """Delta and Iceberg have no type that Spark's is written as."""

@@ -115,11 +115,12 @@ def test_each_record_is_there_once_while_loads_commit(broker, tmp_path, table_fo
             while not over.is_set():
                 append(mine, range(appended, appended + 10))
                 appended += 10
-                time.sleep(0.002)
+                time.sleep(0.02)
 
     def keep_loading():
         while not over.is_set():
             load.commit(client.offsets("orders"))
+            time.sleep(0.01)
 
     def watched(work):
         try:

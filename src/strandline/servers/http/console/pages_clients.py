@@ -9,6 +9,7 @@ from strandline.servers.http.console.request import ConsoleRequest, ConsoleRoute
 SHOWN_MAX: Final = 500
 LISTENERS: Final = {
     "flight": "Arrow Flight",
+    "nats": "NATS, at nats-server",
     "ingest": "NATS, at the ingest listener",
     "grpc": "gRPC",
 }

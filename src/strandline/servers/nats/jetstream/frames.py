@@ -77,7 +77,8 @@ def leaf_frames(run: DeliveredRun, queue: bytes = b"") -> bytes:
 
     Args:
         run: the deliveries.
-        queue: the queue group of which one member receives each; empty: no group does.
+        queue: the queue groups, one or several, of which one member each receives a delivery;
+            empty: no group does.
     """
     # A leaf has to name the groups: without that, nobody in them receives anything.
     middle, tail = (b"+ ", b" " + queue) if queue else (b"", b"")

@@ -253,7 +253,7 @@ class StreamCalls:
             )
             first, names = min(body.offset or 0, len(tallies)), sorted(tallies)
             page = names[first : first + SUBJECTS_PER_PAGE]
-            state.subjects = {name: tallies[name].records for name in page}
+            state.subjects = {name: tallies[name].records for name in page} or msgspec.UNSET
             paging = {"total": len(tallies), "offset": first, "limit": SUBJECTS_PER_PAGE}
         return request.answer(**paging, **self._shown(view, state))
 
