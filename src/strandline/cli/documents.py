@@ -409,6 +409,7 @@ DOCUMENTS: Final[dict[str, tuple[Any, ...]]] = {
     "stream add-partitions": (StreamInfo,),
     "stream delete-records": (DeletedRecordsDocument,),
     "stream schema set": (SchemaInfo,),
+    "stream schema import": (SchemaInfo,),
     "stream schema list": (SchemaInfo,),
     "stream schema show": (SchemaInfo,),
     "stream schema delete": (DeletedDocument,),

@@ -116,6 +116,74 @@ def set_schema(
     )
 
 
+@app.command(
+    "import",
+    epilog=examples(
+        "strandline stream schema import payments --registry https://registry.example.com",
+        "strandline stream schema import clicks --registry http://localhost:8081 --subject clicks",
+    ),
+)
+@reports_errors
+def import_schema(
+    *,
+    name: StreamArgument,
+    registry: Annotated[
+        str, typer.Option(help="URL of a Confluent-compatible registry.", metavar="URL")
+    ],
+    subject: Annotated[
+        str | None,
+        typer.Option(help="Subject in the registry.", show_default="NAME-value"),
+    ] = None,
+    message: Annotated[
+        str | None,
+        typer.Option(
+            help="Full name of the message that values are, in Protocol Buffers.",
+            show_default="the only one",
+        ),
+    ] = None,
+    server: ServerOption = SERVER_DEFAULT,
+    output: OutputOption = OutputFormat.text,
+) -> None:
+    """Add the versions of a registry's subject to the schema of a stream, with their ids.
+
+    Versions whose ids the stream has are left out, so that the command may be repeated. Each has to
+    read the values of those before it, as with set. Credentials are taken from the variable
+    STRANDLINE_REGISTRY_AUTH, as user:password.
+    """
+    import strandline
+    from strandline.cli.schema_registry import SchemaRegistry
+
+    subject = subject or f"{name}-value"
+    asked = SchemaRegistry(registry)
+    with strandline.connect(server) as client:
+        known = {each.registry_id for each in client.schemas.list(name)}
+        added = 0
+        for each in asked.versions(subject):
+            if each.id in known:
+                continue
+            try:
+                found = client.schemas.set(
+                    name,
+                    asked.text(each),
+                    format=each.format,
+                    message=message if each.format == "protobuf" else None,
+                    registry_id=each.id,
+                )
+            except InvalidConfigError as error:
+                raise InvalidConfigError(
+                    f"version {each.version} of subject {subject}: {error.message}"
+                ) from error
+            added += 1
+            print_done(
+                f"the schema of {name} is at version {found.version}, version {each.version} of "
+                f"subject {subject}, id {each.id}",
+                found,
+                output=output,
+            )
+    if not added and output is OutputFormat.text:
+        print_line(f"the schema of {name} has all versions of subject {subject}")
+
+
 def _text_of(file: Path) -> str:
     """Return the text of a file, or of standard input.
 
