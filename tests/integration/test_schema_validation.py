@@ -17,6 +17,7 @@ from strandline.process.ports import free_ports
 from strandline.servers.grpc._generated import liftbridge_pb2, logspec_pb2
 from strandline.testing import ProcessServer, Server
 from tests.kit.clusters import three_brokers
+from tests.kit.proto import compiled, message_class
 from tests.kit.waiting import until
 
 COLUMNS = "id INT NOT NULL, customer STRING"
@@ -162,6 +163,24 @@ def test_a_stream_with_a_json_schema_refuses_what_is_not_valid(client):
         client.append("paid", b'{"id":1,"more":1}')
     with pytest.raises(SchemaMismatchError, match="the registry's id 8 of its frame"):
         client.append("paid", b'\0\0\0\0\x08{"id":2}')
+
+
+def test_a_stream_of_messages_refuses_other_bytes(client):
+    """Framed or not; a time that no reader has is none."""
+    text = """syntax = "proto3"; import "google/protobuf/timestamp.proto";
+    message Order { int64 id = 1; google.protobuf.Timestamp at = 2; }"""
+    client.create_stream("paid", schema_validation=True)
+    client.schemas.set("paid", compiled(text), format="protobuf", registry_id=7)
+    order = message_class(text, "Order")
+    good = order(id=1, at={"seconds": 5}).SerializeToString()
+    for value in (good, b"\0\0\0\0\7\0" + good, b"", None):
+        client.append("paid", value)
+    with pytest.raises(SchemaMismatchError, match="Error parsing message"):
+        client.append("paid", b"\xff")
+    with pytest.raises(SchemaMismatchError, match="a time is not in the years 1 to 9999"):
+        client.append("paid", order(at={"seconds": 1 << 60}).SerializeToString())
+    with pytest.raises(SchemaMismatchError, match="its frame names another message"):
+        client.append("paid", b"\0\0\0\0\7\2\2" + good)
 
 
 def test_an_avro_stream_checks_every_version(client):

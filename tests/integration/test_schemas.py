@@ -1,6 +1,7 @@
 """Schemas of streams at real brokers: set, listed, refused, kept, replicated and backed up."""
 
 import asyncio
+import base64
 import contextlib
 import json
 
@@ -103,6 +104,69 @@ def test_a_json_schema_is_set_and_read_by(strandline_url, tmp_path):
     good, bad = (json.loads(line) for line in lines)
     assert good["value"] == {"id": 1, "at": "2026-01-31T12:00:00Z"}
     assert bad["value_error"] == "column 'id' is 0, but it is less than the minimum of 1"
+
+
+def test_a_proto_file_is_compiled_set_and_read_by(strandline_url, tmp_path):
+    """With its imports; by another version under its numbers; compiled descriptors are as good."""
+    (tmp_path / "shop").mkdir()
+    place, file = tmp_path / "shop" / "place.proto", tmp_path / "shop" / "order.proto"
+    place.write_text('syntax = "proto3"; package shop; message Place { string city = 1; }')
+    text = """syntax = "proto3"; package shop;
+    import "shop/place.proto";
+    import "google/protobuf/timestamp.proto";
+    message Other { int32 x = 1; }
+    message Order { int64 id = 1; Place place = 2; google.protobuf.Timestamp at = 3; }"""
+    file.write_text(text)
+    words = ["--message", "shop.Order", "--include", str(tmp_path)]
+    with strandline.connect(strandline_url.flight) as client:
+        client.create_stream("orders")
+        refused = run(strandline_url, "set", "orders", str(file), code=1)
+        assert "shop/place.proto: File not found" in refused.stderr
+        refused = run(strandline_url, "set", "orders", str(file), *words[2:], code=1)
+        assert "name the message that values are: shop/order.proto has shop.Other, shop.Order" in (
+            refused.stderr
+        )
+        done = run(strandline_url, "set", "orders", str(file), *words, "--registry-id", "7")
+        assert done.stdout == "the schema of orders is at version 1: 3 columns of protobuf values\n"
+        client.append("orders", b"\x08\x05\x12\x06\x0a\x04Rome\x1a\x02\x08\x01")
+        client.append("orders", b"\0\0\0\0\7\2\2\x08\x06")
+        client.append("orders", b"\xff")
+        file.write_text(text.replace("int64 id", "int64 number").replace("Place place = 2;", ""))
+        refused = run(strandline_url, "set", "orders", str(file), *words, code=1)
+        assert "column 'place' is missing" in refused.stderr
+        file.write_text(text.replace("int64 id", "int64 number"))
+        run(strandline_url, "set", "orders", str(file), *words)
+        shown = client.schemas.get("orders")
+        assert (shown.version, shown.columns[0].name, shown.message) == (2, "number", "shop.Order")
+        descriptors = tmp_path / "order.desc"
+        descriptors.write_bytes(base64.b64decode(shown.protobuf))
+        again = ["set", "orders", str(descriptors), "--message", "shop.Order", "-o", "json"]
+        assert json.loads(run(strandline_url, *again).stdout)["version"] == 2
+        descriptors.write_text(shown.protobuf)
+        assert json.loads(run(strandline_url, *again).stdout)["version"] == 2
+        made = client.schemas.set(
+            "orders", base64.b64decode(shown.protobuf), format="protobuf", message="shop.Order"
+        )
+        assert made.version == 2
+    words = ["read", "orders", "--values", "protobuf", "-o", "json", "-s", strandline_url.flight]
+    lines = CliRunner().invoke(app, words).stdout.splitlines()
+    first, framed, bad = (json.loads(line) for line in lines)
+    assert first["value"] == {
+        "number": 5,
+        "place": {"city": "Rome"},
+        "at": "1970-01-01T00:00:01Z",
+    }
+    assert framed["value"] == {"number": 6, "place": None, "at": None}
+    assert bad["value_error"].startswith("Error parsing message with type 'shop.Order'")
+
+
+def test_a_proto_file_needs_a_compiler(strandline_url, tmp_path, monkeypatch):
+    """Which is an extra; the message says what else there is."""
+    file = tmp_path / "order.proto"
+    file.write_text('syntax = "proto3"; message Order { int64 id = 1; }')
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    refused = run(strandline_url, "set", "orders", str(file), code=1)
+    assert "pip install 'strandline[protobuf]', or compile it with 'protoc" in refused.stderr
 
 
 def test_a_client_sets_lists_and_gets(strandline_url):

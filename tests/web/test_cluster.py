@@ -6,7 +6,7 @@ from playwright.sync_api import expect
 import strandline
 from strandline.types import PartitionName
 from tests.kit.axe import violations
-from tests.kit.clusters import IDS, three_brokers
+from tests.kit.clusters import IDS, WITH_HTTP, three_brokers
 
 ADMIN = "an-administrators-token-made-for-this-test"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -21,9 +21,7 @@ def cluster(tmp_path_factory):
         "STRANDLINE_TOKEN": ADMIN,
         "STRANDLINE_CLUSTER__TRACE": str(directory / "trace"),
     }
-    with three_brokers(
-        directory, environment_of=lambda _: environment, more=("--http-port", "0")
-    ) as brokers:
+    with three_brokers(directory, environment_of=lambda _: environment, more=WITH_HTTP) as brokers:
         yield brokers
 
 

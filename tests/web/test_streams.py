@@ -9,7 +9,7 @@ from playwright.sync_api import expect
 
 import strandline
 from strandline.testing import Server
-from tests.kit.clusters import IDS, leader_of, three_brokers
+from tests.kit.clusters import IDS, WITH_HTTP, leader_of, three_brokers
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +158,7 @@ def test_every_broker_of_a_cluster_shows_the_whole_of_it(tmp_path, open_page):
         return float(text.removesuffix("/s").replace(",", "").replace("…", "0"))
 
     with (
-        three_brokers(tmp_path, more=("--http-port", "0")) as cluster,
+        three_brokers(tmp_path, more=WITH_HTTP) as cluster,
         ThreadPoolExecutor() as pool,
     ):
         with strandline.connect(cluster[1].flight) as client:

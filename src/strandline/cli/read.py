@@ -27,6 +27,7 @@ from strandline.cli.output import (
 )
 from strandline.cli.parsing import naming, parse_offset
 from strandline.errors import InvalidRequestError
+from strandline.values.schema import ValueFormat
 
 if TYPE_CHECKING:
     from strandline.cli.value_decoding import Decode
@@ -107,7 +108,7 @@ def read(
         typer.Option("--format", help="table, json (a record per line), or raw (values alone)."),
     ] = RecordFormat.table,
     values: Annotated[
-        Literal["raw", "json", "avro", "arrow"],
+        ValueFormat,
         typer.Option(help="What values are; others than raw are shown decoded."),
     ] = "raw",
     schema: Annotated[

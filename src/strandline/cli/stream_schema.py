@@ -1,6 +1,10 @@
 """``strandline stream schema``: the versions of the schema of a stream's values."""
 
+import base64
+import binascii
+import contextlib
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -23,6 +27,7 @@ from strandline.cli.output import (
     print_table,
     reports_errors,
 )
+from strandline.cli.proto_files import compiled_proto
 from strandline.errors import InvalidConfigError, InvalidRequestError
 from strandline.values.schema import SchemaFormat
 
@@ -43,6 +48,7 @@ StreamArgument = Annotated[
         "strandline stream schema set orders order.schema.json",
         "strandline stream schema set payments payment.avsc",
         "strandline stream schema set payments payment.avsc --registry-id 17",
+        "strandline stream schema set clicks shop/click.proto --message shop.Click",
     ),
 )
 @reports_errors
@@ -53,14 +59,28 @@ def set_schema(
         Path,
         typer.Argument(
             metavar="FILE",
-            help="Columns as Spark writes them or as JSON, a JSON Schema, or an Avro schema; - is "
-            "standard input.",
+            help="Columns as Spark writes them or as JSON, a JSON Schema, an Avro schema, a "
+            ".proto file or its compiled descriptors; - is standard input.",
         ),
     ],
     schema_format: Annotated[
         SchemaFormat | None,
         typer.Option(
             "--format", help="The format of the values.", show_default="as the file looks"
+        ),
+    ] = None,
+    message: Annotated[
+        str | None,
+        typer.Option(
+            help="Full name of the message that values are, in Protocol Buffers.",
+            show_default="the only one",
+        ),
+    ] = None,
+    include: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Directory that imports of a .proto file are relative to; may be repeated.",
+            show_default="the file's",
         ),
     ] = None,
     registry_id: Annotated[
@@ -73,14 +93,20 @@ def set_schema(
     """Add a version to the schema of a stream's values.
 
     A later version may add columns that may be null, widen types, make columns nullable, and rename
-    columns: by id in columns as JSON, by aliases in Avro. Anything else is refused. A file that
-    says what the newest version says changes nothing.
+    columns: by id in columns as JSON, by aliases in Avro, by number in Protocol Buffers. Anything
+    else is refused. A file that says what the newest version says changes nothing.
     """
     import strandline
 
+    text: str | bytes
+    if schema_format == "protobuf" or message is not None or file.suffix == ".proto":
+        schema_format = schema_format or "protobuf"
+        text = _descriptors_of(file, include or [])
+    else:
+        text = _text_of(file)
     with strandline.connect(server) as client:
         found = client.schemas.set(
-            name, _text_of(file), format=schema_format, registry_id=registry_id
+            name, text, format=schema_format, message=message, registry_id=registry_id
         )
     columns = f"{len(found.columns)} column{'s' if len(found.columns) > 1 else ''}"
     print_done(
@@ -97,11 +123,30 @@ def _text_of(file: Path) -> str:
         InvalidConfigError: it cannot be read.
     """
     try:
-        data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
-        return data.decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise InvalidConfigError(f"cannot read the schema {file}: {reason}") from error
+        return _bytes_of(file).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidConfigError(
+            f"cannot read the schema {file}: {error}; if it is of Protocol Buffers, add --format "
+            "protobuf"
+        ) from error
+
+
+def _bytes_of(file: Path) -> bytes:
+    try:
+        return sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+    except OSError as error:
+        raise InvalidConfigError(f"cannot read the schema {file}: {error.strerror}") from error
+
+
+def _descriptors_of(file: Path, include: Sequence[Path]) -> str | bytes:
+    """Return descriptors: of a ``.proto`` file, or a file of them, which ``show`` has in Base64."""
+    if file.suffix == ".proto":
+        return compiled_proto(file, include)
+    data = _bytes_of(file)
+    with contextlib.suppress(UnicodeDecodeError, binascii.Error):
+        base64.b64decode(data.decode("ascii"), validate=True)
+        return data.decode("ascii")
+    return data
 
 
 @app.command(

@@ -1,4 +1,4 @@
-"""Values of records as people can read them: JSON and Avro by a schema, and Arrow by its own.
+"""Values of records as people can read them: by a schema, and Arrow by its own.
 
 Rules: a value that cannot be decoded is shown as it is, with the reason beside it; a read goes on.
 """
@@ -6,18 +6,17 @@ Rules: a value that cannot be decoded is shown as it is, with the reason beside 
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from strandline.errors import InvalidConfigError, InvalidRequestError
 from strandline.values.plain import plain
-from strandline.values.schema import SchemaVersion
+from strandline.values.schema import SchemaVersion, ValueFormat
 
-ValueKind = Literal["raw", "json", "avro", "arrow"]
 Decode = Callable[[bytes], Any]
 Versions = Callable[[], Sequence[SchemaVersion]]
 
 
-def value_decoder(kind: ValueKind, schema: Path | None, versions: Versions) -> Decode | None:
+def value_decoder(kind: ValueFormat, schema: Path | None, versions: Versions) -> Decode | None:
     """Return the function that decodes a value; None: values stay bytes.
 
     Args:
@@ -52,14 +51,14 @@ def _by_file(schema: Path) -> Decode:
     return value_reader(text, None)
 
 
-def _by_stream(kind: ValueKind, versions: Sequence[SchemaVersion]) -> Decode:
+def _by_stream(kind: ValueFormat, versions: Sequence[SchemaVersion]) -> Decode:
     """Return a function that decodes by the stream's schema; JSON needs none."""
     if not versions and kind == "json":
         return json.loads
     if not versions:
         raise InvalidRequestError(
-            "the stream has no schema: name the file of an Avro schema with --schema, or set it "
-            "with 'strandline stream schema set'"
+            "the stream has no schema: set it with 'strandline stream schema set', or name the "
+            "file of an Avro schema with --schema"
         )
     if versions[-1].format != kind:
         raise InvalidRequestError(

@@ -1,5 +1,7 @@
 """Schemas at a client: the versions of the schema of a stream's values."""
 
+import base64
+
 from strandline.api import schemas
 from strandline.api.schemas import SchemaInfo
 from strandline.client.arguments import whole_number
@@ -24,6 +26,7 @@ class Schemas:
         text: str | bytes,
         *,
         format: SchemaFormat | None = None,  # noqa: A002 - the field's name in the answer
+        message: str | None = None,
         registry_id: int | None = None,
     ) -> SchemaInfo:
         """Add a version to a stream's schema; if the newest says the same, return that.
@@ -32,8 +35,13 @@ class Schemas:
             stream: its name.
             text: columns as Spark writes them, ``id BIGINT NOT NULL, name STRING``, or as JSON, a
                 list of objects with ``name``, ``type`` and, if wanted, ``nullable`` and ``id``; or
-                a JSON Schema, or an Avro schema. Bytes are UTF-8.
-            format: ``json`` or ``avro``; by default as the text looks.
+                a JSON Schema, or an Avro schema, in UTF-8; for
+                ``protobuf`` the bytes of a ``FileDescriptorSet``, as ``protoc --include_imports
+                --descriptor_set_out`` writes it, or these in Base64.
+            format: ``json``, ``avro`` or ``protobuf``; by default as the text looks, which is not
+                ``protobuf``.
+            message: for ``protobuf``, the full name of the message that values are; by default the
+                only one of the last file.
             registry_id: the id that a schema registry gave it, by which framed values name it.
 
         Raises:
@@ -43,7 +51,11 @@ class Schemas:
             NotAllowedError: the caller does not administer the stream.
         """
         body = schemas.SetSchemaRequest(
-            stream=stream, text=_checked(text), format=format, registry_id=registry_id
+            stream=stream,
+            text=_checked(text, is_binary=format == "protobuf"),
+            format=format,
+            message=message,
+            registry_id=registry_id,
         )
         [found] = self._brokers.change(schemas.SET_SCHEMA, body)
         return found
@@ -86,8 +98,10 @@ class Schemas:
         self._brokers.change(schemas.DELETE_SCHEMA, schemas.WhoseSchema(stream=stream))
 
 
-def _checked(text: str | bytes) -> str:
+def _checked(text: str | bytes, *, is_binary: bool) -> str:
     """Return the text of a schema, if it is one that a request can have."""
+    if is_binary and isinstance(text, bytes):
+        text = base64.b64encode(text)
     try:
         found = text.decode() if isinstance(text, bytes) else text
         size = len(found.encode()) and len(found)

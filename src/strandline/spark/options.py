@@ -530,8 +530,14 @@ def _check_decoding(options: _OptionReader) -> None:
     for name in ("schema", "writerSchema", "mode"):
         if kind == "raw" and options.text(name):
             raise InvalidConfigError(
-                f"option '{name}' is for decoded values: set 'valueFormat' to json, avro or arrow"
+                f"option '{name}' is for decoded values: set 'valueFormat' to json, avro, arrow or "
+                "protobuf"
             )
+    if kind == "protobuf" and options.text("schema"):
+        raise InvalidConfigError(
+            "values in Protocol Buffers are decoded by the schema of their stream: leave option "
+            "'schema' out, and set it with 'strandline stream schema set'"
+        )
     if options.text("writerSchema") and not (kind == "avro" and options.text("schema")):
         raise InvalidConfigError("option 'writerSchema' is for Avro values, beside 'schema'")
     if kind == "arrow":

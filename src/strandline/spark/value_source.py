@@ -179,8 +179,9 @@ def _versions(options: ReadOptions, stream: str) -> Sequence[SchemaVersion]:
         options.server, stream, kind=options.value_format, timeout_ms=options.retry_timeout_ms
     )
     if not found:
+        option = "" if options.value_format == "protobuf" else "give the option 'schema', or "
         raise InvalidConfigError(
-            f"stream {stream!r} has no schema: give the option 'schema', or set it with "
+            f"stream {stream!r} has no schema: {option}set it with "
             f"'strandline stream schema set {stream} FILE'"
         )
     return found

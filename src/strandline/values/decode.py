@@ -1,4 +1,4 @@
-"""Decoding of record values to columns: JSON, Avro and Arrow; invalid values are separated.
+"""Decoding of record values to columns, from all formats; invalid values are separated.
 
 Rules: whole batches are decoded at once, since a Python object per record costs ten times as much.
 A batch with an invalid value is halved until the value stands alone, so that valid ones are kept. A
@@ -99,6 +99,8 @@ def value_decoder(
         parse = _avro_parser(
             schema, avro_schema=avro_schema, writer_schema=avro_writer_schema, versions=versions
         )
+    elif kind == "protobuf":
+        parse = _protobuf_parser(schema, versions)
     else:
         assert kind == "json", kind
         parse = _json_parser(schema, versions)
@@ -119,15 +121,26 @@ def value_by_schema(versions: Sequence[SchemaVersion]) -> Callable[[bytes], Any]
         from strandline.values.avro import versions_reader
 
         return versions_reader(versions)
-    decode = value_decoder("json", arrow_schema(newest.columns), versions=versions)
+    decode = value_decoder(newest.format, arrow_schema(newest.columns), versions=versions)
 
     def read(value: bytes) -> Any:
         found = decode(pa.array([value], pa.binary()))
         if found.bad:
             raise ValueError(found.bad[0][1])
-        return found.rows[0].as_py()
+        return _with_dicts(found.rows[0].as_py(), found.rows.type)
 
     return read
+
+
+def _with_dicts(value: Any, kind: pa.DataType) -> Any:
+    """Return a value with dicts in place of the pairs that Arrow has for maps."""
+    if value is None or not pa.types.is_nested(kind):
+        return value
+    if pa.types.is_struct(kind):
+        return {field.name: _with_dicts(value[field.name], field.type) for field in kind}
+    if pa.types.is_map(kind):
+        return {key: _with_dicts(each, kind.item_type) for key, each in value}
+    return [_with_dicts(each, kind.value_type) for each in value]
 
 
 def record_columns(batch: pa.RecordBatch, sources: list[int]) -> list[tuple[str, pa.Array]]:
@@ -448,13 +461,7 @@ def _avro_parser(
     if not versions:
         read, named = value_reader(avro_schema, writer_schema), kind
     else:
-        known = names_by_column(versions)
-        if foreign := [name for name in schema.names if name not in known]:
-            raise InvalidConfigError(
-                f"no version of the stream's schema has the column {foreign[0]!r}; add it, or give "
-                "'schema'"
-            )
-        names = [known[name][0] for name in schema.names]
+        names = _newest_names(schema, versions)
         read = versions_reader(versions)
         named = pa.struct([(name, field.type) for name, field in zip(names, schema, strict=True)])
 
@@ -465,6 +472,29 @@ def _avro_parser(
         return rows if named is kind else _renamed(rows, kind)
 
     return parse
+
+
+def _protobuf_parser(schema: pa.Schema, versions: Sequence[SchemaVersion]) -> ParseRows:
+    # Imported here: its library is needed for Protocol Buffers alone.
+    from strandline.values.protobuf import message_rows
+
+    if not versions:
+        raise InvalidConfigError(
+            "values in Protocol Buffers need the schema of their stream: set it with 'strandline "
+            "stream schema set'"
+        )
+    return message_rows(versions, schema, _newest_names(schema, versions))
+
+
+def _newest_names(schema: pa.Schema, versions: Sequence[SchemaVersion]) -> list[str]:
+    """Return the names of columns in the newest version, of which they may have any."""
+    known = names_by_column(versions)
+    if foreign := [name for name in schema.names if name not in known]:
+        raise InvalidConfigError(
+            f"no version of the stream's schema has the column {foreign[0]!r}; add it, or give "
+            "'schema'"
+        )
+    return [known[name][0] for name in schema.names]
 
 
 def _renamed(rows: pa.StructArray, kind: pa.DataType) -> pa.StructArray:

@@ -30,10 +30,12 @@ from strandline.values.shape import ShapeField, ValueShape, element
 _ORDERS = (
     ("tinyint", "smallint", "int", "bigint"),
     ("int", "long"),  # of Avro
+    ("int32", "int64"),  # of Protocol Buffers
+    ("sint32", "sint64"),
     ("float", "double"),
 )
 """Types by width."""
-_PROTOBUF = re.compile(r"syntax\s*=|message\s+\w+\s*\{")
+_PROTOBUF = re.compile(r"^\s*((syntax|edition)\s*=|message\s+\w+\s*\{)", re.MULTILINE)
 _JSON_SCHEMA = ("$schema", "properties", "$ref", "anyOf", "oneOf", "allOf")
 _LOOSER_IF_LESS = {"exclusiveMinimum", "minItems", "minLength", "minProperties", "minimum"}
 _LOOSER_IF_MORE = {"exclusiveMaximum", "maxItems", "maxLength", "maxProperties", "maximum"}
@@ -50,6 +52,8 @@ class _Given(NamedTuple):
     """Where the user gave ids."""
     avro: str = ""
     json_schema: str = ""
+    protobuf: str = ""
+    message: str = ""
 
 
 class _GivenColumn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -64,6 +68,7 @@ def next_version(
     text: str,
     *,
     kind: SchemaFormat | None = None,
+    message: str | None = None,
     registry_id: int | None = None,
     now_ns: int = 0,
 ) -> SchemaVersion:
@@ -71,24 +76,30 @@ def next_version(
 
     Args:
         earlier: the versions that the stream has, ascending.
-        text: columns as Spark writes them, or as JSON, a JSON Schema, or an Avro schema.
-        kind: its format; None: as the text looks.
+        text: columns as Spark writes them, or as JSON, a JSON Schema, an Avro schema, or a
+            ``FileDescriptorSet`` in Base64.
+        kind: its format; None: as the text looks, which is not ``protobuf``.
+        message: for ``protobuf``, the full name of the message that values are; None: the only
+            one.
         registry_id: the id that a schema registry gave it.
         now_ns: Unix time.
 
     Raises:
         InvalidConfigError: it is no schema, or its values would not go with the earlier ones.
     """
-    given = _parse(text, kind)
+    if message is not None and kind != "protobuf":
+        raise InvalidConfigError("a message is named for values in Protocol Buffers; leave it out")
+    given = _parse_protobuf(text, message) if kind == "protobuf" else _parse(text, kind)
     last = earlier[-1] if earlier else None
     if last is not None and last.format != given.format:
         raise InvalidConfigError(
             f"the stream's values are {last.format} since version 1, and this is a schema of "
             f"{given.format} values; create another stream for them"
         )
-    if registry_id is not None and not (given.avro or given.json_schema):
+    if registry_id is not None and not (given.avro or given.json_schema or given.protobuf):
         raise InvalidConfigError(
-            "a registry's id is for Avro and JSON Schema, whose values begin with it; leave it out"
+            "a registry's id is for Avro, JSON Schema and Protocol Buffers, whose values begin "
+            "with it; leave it out"
         )
     columns = _numbered(given, earlier)
     for each in reversed(earlier):  # the newest first, whose names a user knows
@@ -100,6 +111,8 @@ def next_version(
         columns=columns,
         avro=given.avro,
         json_schema=given.json_schema,
+        protobuf=given.protobuf,
+        message=given.message,
         registry_id=registry_id,
         created_ns=now_ns,
     )
@@ -111,8 +124,10 @@ def next_version(
 
 
 def _says_the_same(last: SchemaVersion, new: SchemaVersion) -> bool:
-    texts = (last.avro, last.json_schema) == (new.avro, new.json_schema)
-    return last.columns == new.columns and texts and new.registry_id in (None, last.registry_id)
+    if new.registry_id not in (None, last.registry_id):
+        return False
+    marks = {"version": 0, "registry_id": None, "created_ns": 0}
+    return msgspec.structs.replace(last, **marks) == msgspec.structs.replace(new, **marks)
 
 
 def _numbered(given: _Given, earlier: Sequence[SchemaVersion]) -> tuple[SchemaColumn, ...]:
@@ -123,7 +138,8 @@ def _numbered(given: _Given, earlier: Sequence[SchemaVersion]) -> tuple[SchemaCo
     free = max(newest, default=0) + 1
     columns = []
     for each, kind, wanted in zip(given.shape.fields, given.types, given.ids, strict=True):
-        if wanted is not None and earlier and wanted not in newest:
+        is_numbered = given.format == "protobuf"
+        if wanted is not None and earlier and wanted not in newest and not is_numbered:
             raise InvalidConfigError(
                 f"column {each.name!r} has the id {wanted}, which no column has; leave the id of "
                 "a new column out"
@@ -135,6 +151,11 @@ def _numbered(given: _Given, earlier: Sequence[SchemaVersion]) -> tuple[SchemaCo
         if number is None:
             number, free = free, free + 1
         if known.get(each.name, number) != number:
+            if is_numbered and newest[known[each.name]] == each.name:
+                raise InvalidConfigError(
+                    f"field {each.name!r} has the number {number} and had {known[each.name]}, by "
+                    "which earlier values know it; give it back"
+                )
             raise InvalidConfigError(
                 f"{each.name!r} was the name of another column, now {newest[known[each.name]]!r}; "
                 "give the column a name that none had"
@@ -191,6 +212,8 @@ def _check_compatible(
 
 
 def _how_to_rename(kind: SchemaFormat, column: SchemaColumn) -> str:
+    if kind == "protobuf":
+        return f"if it is renamed, the field keeps its number, {column.id}"
     if kind == "avro":
         return f'if it is renamed, give the field "aliases": ["{column.name}"]'
     return (
@@ -223,7 +246,13 @@ def _compare(old: ValueShape, new: ValueShape, path: str) -> None:
             raise InvalidConfigError(
                 f"{below!r} is missing: fields within a column cannot be removed or renamed"
             )
-        _compare(each.shape, fields.pop(each.name).shape, below)
+        found = fields.pop(each.name)
+        if found.number != each.number:
+            raise InvalidConfigError(
+                f"{below!r} has the number {found.number} and had {each.number}, by which earlier "
+                "values know it; give it back"
+            )
+        _compare(each.shape, found.shape, below)
     for added in fields.values():
         _check_optional(added, f"{path}.{added.name}")
 
@@ -291,6 +320,8 @@ def _parse_stored(version: SchemaVersion) -> _Given:
     """Return a version that was added before."""
     if version.format == "avro":
         return _parse_avro(version.avro)
+    if version.format == "protobuf":
+        return _parse_protobuf(version.protobuf, version.message)
     if version.json_schema:
         return _parse_json_schema(json.loads(version.json_schema))
     return _json_columns(
@@ -311,10 +342,11 @@ def _parse(text: str, kind: SchemaFormat | None) -> _Given:
             "the schema is empty; give columns such as 'id BIGINT, name STRING', or an Avro schema"
         )
     document = _document_of(text)
-    if _PROTOBUF.match(text):
+    if _PROTOBUF.search(text):
         raise InvalidConfigError(
-            "a schema in Protocol Buffers is not supported; give columns such as 'id BIGINT, name "
-            "STRING', a JSON Schema, or an Avro schema"
+            "a .proto file is compiled first: 'strandline stream schema set' does it, or 'protoc "
+            "--include_imports --descriptor_set_out=FILE'; give what that writes, with the format "
+            "protobuf"
         )
     if is_json_schema(document):
         if kind == "avro":
@@ -475,6 +507,26 @@ def _shape_of(kind: pa.DataType, *, nullable: bool) -> ValueShape:
     if pa.types.is_list(kind):
         return ValueShape("array", nullable, (element(_shape_of(kind.value_type, nullable=True)),))
     return ValueShape(type_text(kind), nullable)
+
+
+def _parse_protobuf(text: str, message: str | None) -> _Given:
+    """Return the columns of a message."""
+    # Imported here: its library is needed for Protocol Buffers alone.
+    from strandline.values.protobuf import columns_of_message
+
+    found = columns_of_message(text, message)
+    check_size(found.schema)
+    check_distinct_names(found.schema)
+    check_not_of_record(found.schema, RECORD_COLUMNS)
+    types = [_type_of(each) for each in found.schema]
+    return _Given(
+        "protobuf",
+        found.shape,
+        types,
+        found.numbers,
+        protobuf=found.descriptors,
+        message=found.message,
+    )
 
 
 def _parse_avro(text: str) -> _Given:

@@ -64,6 +64,8 @@ def misfit_finder(versions: Sequence[SchemaVersion]) -> Callable[[bytes | None],
     """
     if versions[-1].format == "avro":
         return _avro_finder(versions)
+    if versions[-1].format == "protobuf":
+        return _protobuf_finder(versions)
     return _JsonFinder(versions)
 
 
@@ -77,6 +79,22 @@ def _avro_finder(versions: Sequence[SchemaVersion]) -> Callable[[bytes | None], 
             if value is not None:
                 pa.array([read(value)], kind)
         except (ValueError, ArithmeticError, pa.ArrowException) as error:
+            return str(error)
+        return None
+
+    return find
+
+
+def _protobuf_finder(versions: Sequence[SchemaVersion]) -> Callable[[bytes | None], Reason]:
+    from strandline.values.protobuf import message_check
+
+    check = message_check(versions)
+
+    def find(value: bytes | None) -> Reason:
+        try:
+            if value is not None:
+                check(value)
+        except ValueError as error:
             return str(error)
         return None
 

@@ -9,8 +9,8 @@ from typing import Literal
 
 import msgspec
 
-SchemaFormat = Literal["json", "avro"]
-ValueFormat = Literal["raw", "json", "avro", "arrow"]
+SchemaFormat = Literal["json", "avro", "protobuf"]
+ValueFormat = Literal["raw", "json", "avro", "arrow", "protobuf"]
 """What values are, for what decodes them."""
 
 
@@ -36,6 +36,10 @@ class SchemaVersion(msgspec.Struct, frozen=True, kw_only=True):
     """The Avro schema as JSON; empty for ``json``."""
     json_schema: str = ""
     """The JSON Schema of ``json`` values, if it was given as one."""
+    protobuf: str = ""
+    """The files that describe ``protobuf`` values, a ``FileDescriptorSet`` in Base64."""
+    message: str = ""
+    """The full name of the message that ``protobuf`` values are."""
     registry_id: int | None = None
     """The id that a schema registry gave it, by which framed values name it."""
     created_ns: int = 0

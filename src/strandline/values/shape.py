@@ -23,7 +23,7 @@ class ValueShape:
     aliases: frozenset[str] = frozenset()
     symbols: frozenset[str] = frozenset()
     limits: Mapping[str, Any] = dataclass_field(default_factory=dict)
-    """What JSON Schema asks of values beyond their type, by keyword."""
+    """What is asked of values beyond their type: keywords of JSON Schema, a ``oneof``."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,8 @@ class ShapeField:
     aliases: frozenset[str] = frozenset()
     may_be_missing: bool = True
     """Whether an earlier value without it is read as null."""
+    number: int = 0
+    """In Protocol Buffers, by which values know the field."""
 
 
 def element(shape: ValueShape) -> ShapeField:

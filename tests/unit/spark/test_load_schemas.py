@@ -12,6 +12,7 @@ from strandline.errors import InvalidConfigError, InvalidRecordError
 from strandline.spark.pipelines.config import decode_pipeline
 from strandline.spark.pipelines.local import run_local
 from tests.kit.local_loads import FORMATS
+from tests.kit.proto import compiled, message_class
 
 ONE = {
     "type": "record",
@@ -102,6 +103,38 @@ def test_json_is_loaded_by_a_json_schema(load):
         "column 'id' is 0, but it is less than the minimum of 1",
         """column 'place' is {}, but "city" is a required property""",
     ]
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_messages_are_loaded_by_their_descriptors(load, table_format):
+    """A field that was renamed is known by its number; a frame is taken off; bytes are refused."""
+    load.use(table_format)
+    load.config |= {"values": "protobuf", "dead_letters": "bad"}
+    texts = [
+        'syntax = "proto3"; message Order { int32 id = 1; map<string, uint64> n = 2; }',
+        """syntax = "proto3"; message P { repeated string tags = 1; }
+        message Order { int32 key = 1; map<string, uint64> n = 2; P p = 4; }""",
+    ]
+    with pytest.raises(InvalidConfigError, match="has no schema, by which values in Protocol"):
+        load.run()
+    load.client.schemas.set(
+        "orders", compiled(texts[0]), format="protobuf", message="Order", registry_id=7
+    )
+    one, two = (message_class(text, "Order") for text in texts)
+    value = one(id=1, n={"a": (1 << 64) - 1}).SerializeToString()
+    for each in (value, b"\0\0\0\0\7\0" + value, b"\xff", None):
+        load.client.append("orders", each)
+    load.run()
+    load.client.schemas.set("orders", compiled(texts[1]), format="protobuf", message="Order")
+    load.client.append("orders", two(key=3, p={"tags": ["x"]}).SerializeToString())
+    load.run()
+    name = "key" if table_format == "iceberg" else "id"
+    rows = loaded(load, "_offset", name, "p")
+    assert rows == [(0, 1, None), (1, 1, None), (3, None, None), (4, 3, {"tags": ["x"]})]
+    assert [each[:21] for each in reasons(load)] == ["Error parsing message"]
+    load.config["schema"] = "id INT"
+    with pytest.raises(InvalidConfigError, match="by the schema of their stream: leave 'schema'"):
+        load.run()
 
 
 def test_avro_is_loaded_by_every_version_of_the_schema(load):

@@ -14,6 +14,7 @@ from strandline.errors import InvalidConfigError, InvalidRecordError
 from strandline.spark.options import parse_read_options
 from strandline.spark.source import StrandlineSource
 from strandline.values.columns import parse_columns
+from tests.kit.proto import compiled, message_class
 
 ONE = {
     "type": "record",
@@ -158,6 +159,23 @@ def test_an_option_may_be_a_json_schema(client, read):
     kind = {"oneOf": [{"type": "string"}, {"type": "integer"}]}
     with pytest.raises(InvalidConfigError, match="column 'a': 'oneOf'"):
         read(valueFormat="json", schema=json.dumps({"properties": {"a": kind}}))
+
+
+def test_messages_are_decoded_by_the_schema_of_their_stream(client, read):
+    """Also those within, and what is wrong is named; an option cannot give their columns."""
+    with pytest.raises(InvalidConfigError, match=r"has no schema: set it with .* FILE'$"):
+        read(valueFormat="protobuf")
+    text = 'syntax = "proto3"; message Order { int32 id = 1; P p = 2; } message P { bool x = 1; }'
+    client.schemas.set("orders", compiled(text), format="protobuf", message="Order")
+    order = message_class(text, "Order")
+    client.append("orders", order(id=7, p={"x": True}).SerializeToString())
+    client.append("orders", b"\xff")
+    rows = read(valueFormat="protobuf", mode="PERMISSIVE")
+    assert [(row["id"], row["p"]) for row in rows] == [(7, {"x": True}), (None, None)]
+    assert rows[1]["_error"].startswith("Error parsing message")
+    assert read(valueFormat="protobuf", mode="DROPMALFORMED", columns=["p"]) == [{"p": {"x": True}}]
+    with pytest.raises(InvalidConfigError, match="leave option 'schema' out"):
+        read(valueFormat="protobuf", schema="id INT")
 
 
 def test_several_streams_share_the_columns_of_the_option(client, read):

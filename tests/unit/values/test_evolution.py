@@ -143,7 +143,7 @@ def test_anything_else_is_refused_by_name(text, told):
         ("{", "not JSON"),
         ("[" * 20_000, "not JSON"),
         ("{}", '"type" "record" is needed'),
-        ('syntax = "proto3"; message A {}', "Protocol Buffers is not supported"),
+        ('syntax = "proto3"; message A {}', r"a \.proto file is compiled first"),
         ('{"type": "array", "items": "int"}', "must be a record"),
         (record(named("a", "null")), "'null' has no column"),
         (record(named("a", named("f", "fixed", size=0))), "it takes 1 to"),
@@ -338,7 +338,9 @@ def test_a_registry_id_belongs_to_one_version():
     one = next_version([], json.dumps(record(named("a", "int"))), registry_id=17)
     with pytest.raises(InvalidConfigError, match="has the registry's id 17"):
         next_version([one], json.dumps(record(named("a", "long"))), registry_id=17)
-    with pytest.raises(InvalidConfigError, match="a registry's id is for Avro and JSON Schema"):
+    with pytest.raises(
+        InvalidConfigError, match="a registry's id is for Avro, JSON Schema and Protocol"
+    ):
         next_version([], "a INT", registry_id=17)
 
 

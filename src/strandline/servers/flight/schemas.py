@@ -25,6 +25,7 @@ def _set(context: ActionContext, request: wire.SetSchemaRequest) -> list[wire.Sc
             earlier,
             request.text,
             kind=request.format,
+            message=request.message,
             registry_id=request.registry_id,
             now_ns=broker.clock.now_ns(),
         )

@@ -16,6 +16,7 @@ from strandline.api.transactions import COORDINATOR_STREAM
 from strandline.config import check_known_keys
 from strandline.core.metadata.internal_streams import is_internal
 from strandline.errors import UNDECODABLE, InvalidConfigError
+from strandline.values.schema import ValueFormat
 
 _FED = {GROUPS_STREAM, COORDINATOR_STREAM}
 """Streams to which the broker writes when a pipeline commits."""
@@ -64,7 +65,7 @@ class LoadPipeline(Common, frozen=True, kw_only=True, tag="load"):
     """Properties of the Iceberg catalog, as pyiceberg takes them."""
     storage: dict[str, str] = {}
     """Settings of the object store; secrets are named, by ``env:NAME`` or ``file:PATH``."""
-    values: Literal["raw", "json", "avro", "arrow"] = "raw"
+    values: ValueFormat = "raw"
     """The format of the values; other than raw they become columns."""
     schema: str | None = None
     """Columns of the values as Spark writes them, ``id BIGINT, name STRING``; for Avro the Avro

@@ -122,6 +122,11 @@ def check_load(config: LoadPipeline) -> None:
             "'schema' names columns of decoded values, and 'values' is raw: set 'values' to json, "
             "avro or arrow, or leave 'schema' out"
         )
+    if config.schema and config.values == "protobuf":
+        raise InvalidConfigError(
+            "values in Protocol Buffers are decoded by the schema of their stream: leave 'schema' "
+            "out, and set it with 'strandline stream schema set'"
+        )
     if config.writer_schema and config.values != "avro":
         raise InvalidConfigError(f"'writer_schema' is for Avro, and 'values' is {config.values}")
     if (config.mode == "upsert") != bool(config.primary_key):
@@ -322,7 +327,7 @@ def _stream_versions(config: LoadPipeline, read: ReadOptions) -> Sequence[Schema
     Raises:
         InvalidConfigError: it is of other values.
     """
-    if config.schema or config.values not in ("json", "avro") or read.stream is None:
+    if config.schema or config.values in ("raw", "arrow") or read.stream is None:
         return ()
     if config.envelope != "none":
         return ()
@@ -368,6 +373,11 @@ def _value_schema(
         return columns
     if versions:
         return from_arrow_schema(arrow_schema(versions[-1].columns))
+    if config.values == "protobuf":
+        raise InvalidConfigError(
+            f"stream {streams_of(read)} has no schema, by which values in Protocol Buffers are "
+            "decoded, or is not one stream: set it with 'strandline stream schema set'"
+        )
     if config.values == "avro":
         from strandline.values.avro import arrow_schema_of
 

@@ -177,7 +177,7 @@ def _versions(
 
     They are asked for after the end of the log, so that they are those of its records.
     """
-    if avro_schema is not None or values not in ("json", "avro") or options.stream is None:
+    if avro_schema is not None or values in ("raw", "arrow") or options.stream is None:
         return ()
     timeout_ms = options.retry_timeout_ms
     return schema_versions(options.server, options.stream, kind=values, timeout_ms=timeout_ms)

@@ -17,6 +17,7 @@ from strandline.servers.http.console.decoding import (
 )
 from strandline.servers.http.console.records import positions_of, positions_text
 from strandline.values.evolution import next_version
+from tests.kit.proto import in_base64, message_class
 
 
 @pytest.mark.parametrize(
@@ -168,6 +169,23 @@ def test_avro_is_shown_by_the_stream_s_schema():
     assert json.loads(shown.text) == {"name": "<b>&\u202e", "price": "NaN"}
     assert decoder.decoded(avro(name="a", price=1.0), "hex").kind == "bytes"
     assert decoder.decoded(None, "auto").kind == "null"
+
+
+def test_a_message_is_shown_as_json():
+    """By its columns, framed or not; JSON in a frame without it."""
+    text = 'syntax = "proto3"; message Order { int32 id = 1; map<string, int32> n = 2; }'
+    version = next_version([], in_base64(text), kind="protobuf", registry_id=7)
+    decoder = SchemaDecoder([version])
+    value = message_class(text, "Order")(id=5, n={"a": 1}).SerializeToString()
+    for each in (value, b"\0\0\0\0\7\0" + value):
+        shown = decoder.decoded(each, "auto")
+        assert (shown.kind, shown.problem) == ("Protobuf", "")
+        assert json.loads(shown.text) == {"id": 5, "n": {"a": 1}}
+    assert decoder.decoded(b"\xff", "auto").problem.startswith("Error parsing message")
+    schema = {"type": "object", "properties": {"id": {"type": "integer"}}}
+    decoder = SchemaDecoder([next_version([], json.dumps(schema), registry_id=7)])
+    shown = decoder.decoded(b'\0\0\0\0\7{"id":1}', "auto")
+    assert (shown.kind, json.loads(shown.text), shown.problem) == ("JSON", {"id": 1}, "")
 
 
 def test_a_value_that_does_not_fit_is_shown_as_it_looks():

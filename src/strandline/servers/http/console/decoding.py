@@ -22,13 +22,15 @@ SHOWN_CHARACTERS_MAX: Final = 16 << 10
 SUMMARY_CHARACTERS: Final = 160
 HEX_BYTES_MAX: Final = 2048
 HEX_COLUMNS: Final = 16
+_KINDS = {"avro": "Avro", "protobuf": "Protobuf"}
+"""Formats that are shown as the JSON of their columns."""
 
 
 class DecodedValue(NamedTuple):
     """A value as text."""
 
     kind: str
-    """``Avro``, ``JSON``, ``text``, ``bytes`` or ``null``."""
+    """``Avro``, ``Protobuf``, ``JSON``, ``text``, ``bytes`` or ``null``."""
     summary: str
     """One line."""
     text: str
@@ -45,7 +47,7 @@ class SchemaDecoder:
     """
 
     def __init__(self, versions: Sequence[SchemaVersion]) -> None:
-        self._is_avro = bool(versions) and versions[-1].format == "avro"
+        self._kind = _KINDS.get(versions[-1].format) if versions else None
         self._read: Callable[[bytes], Any] | None = None
         self._left = SCHEMA_BYTES_MAX
         if versions:
@@ -65,12 +67,12 @@ class SchemaDecoder:
             row = plain(self._read(value))
         except (ArithmeticError, LookupError, OSError, TypeError, ValueError) as error:
             return decoded(value)._replace(problem=str(error)[:SUMMARY_CHARACTERS])
-        if not self._is_avro:
+        if self._kind is None:
             # With the fields that the schema does not name.
             return decoded(value if framed_id(value) is None else value[FRAME_BYTES:])
         text = msgspec.json.encode(row).decode()
         pretty = msgspec.json.format(text, indent=2)
-        return _as_text("Avro", pretty, len(value), summary=text)
+        return _as_text(self._kind, pretty, len(value), summary=text)
 
 
 def decoded(value: bytes | None, how: str = "auto") -> DecodedValue:

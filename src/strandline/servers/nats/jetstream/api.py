@@ -135,15 +135,16 @@ class ApiRequest(NamedTuple):
     reply: bytes = b""
 
     def body(self, kind: type[RequestT]) -> RequestT:
-        """Return the decoded body; an empty one is an empty object.
+        """Return the decoded body; an empty one and ``null``, as Rust sends it, are no fields.
 
         Raises:
             ApiRejection: it is not of this kind.
         """
         if len(self.payload) > REQUEST_BYTES_MAX:
             reject_json(f"more than {REQUEST_BYTES_MAX} bytes")
+        text = self.payload.strip()
         try:
-            return msgspec.json.decode(self.payload.strip() or b"{}", type=kind)
+            return msgspec.json.decode(b"{}" if text in (b"", b"null") else text, type=kind)
         except UNDECODABLE as error:
             reject_json(error)
 

@@ -67,6 +67,7 @@ from strandline.servers.nats.jetstream.state import RecordCounter, StreamState, 
 from strandline.servers.nats.jetstream.stream_config import (
     StreamConfigRequest,
     changed_settings,
+    is_bucket,
     jetstream_config,
     stream_config,
 )
@@ -279,9 +280,7 @@ class StreamCalls:
         if body.name != request.call.stream:
             reject(STREAM_MISMATCH)
         config = stream_config(body, is_cluster=self._config.cluster.is_on)
-        bucket = config.name.removeprefix("KV_")
-        is_bucket = bucket != config.name and config.subject == f"$KV.{bucket}.>"
-        if self._config.auth.enabled and is_reserved(config.subject) and not is_bucket:
+        if self._config.auth.enabled and is_reserved(config.subject) and not is_bucket(config):
             # The permission to ask covers every subject but NATS' own, and a bucket's own.
             reject_config(f"subject {config.subject!r} is NATS' own")
         return config
