@@ -37,6 +37,8 @@ KILL_SEED ?= $(SEED)
 MUTANT_SEED ?= 1
 FAULT_SEED ?= 1
 UNIT := api core encryption process reading record security storage client
+# make dist tries these Pythons; by default all versions from 3.11 on that are on the PATH.
+PYTHONS ?=
 COUNT ?= 200
 MINUTES ?= 60
 
@@ -122,9 +124,9 @@ crash-pipelines: $(READY) ## Kill pipelines on Spark -9 at random, judge them (R
 	@$(BIN)/python tests/spark/crash --runs $(RUNS) --brokers $(BROKERS) --seed $(SEED) \
 		--out benchmarks/results $(ARGS)
 
-dist: $(READY) ## Build wheel, sdist and SBOM; run README and quickstart with the wheel alone
+dist: $(READY) ## Build wheel, sdist and SBOM; run README and quickstart with them (PYTHONS=…)
 	@rm -rf dist && $(BIN)/python deploy/dist.py dist
-	@WHEEL=$$(echo $(CURDIR)/dist/*.whl) $(PYTEST) -q tests/test_wheel.py $(ARGS)
+	@PYTHONS='$(PYTHONS)' WHEEL=$$(echo $(CURDIR)/dist/*.whl) $(PYTEST) -q tests/test_wheel.py $(ARGS)
 	@echo "the wheel runs README and quickstart in an empty environment:" && ls dist
 
 docs: $(READY) ## Build the docs' site into build/site; check links, examples, completeness

@@ -8,6 +8,7 @@ life is never continued. What is told to an earlier life is dropped.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import partial
 from typing import Protocol
 
 from simulation.replication_check import ReplicationChecker
@@ -137,17 +138,16 @@ class SimBroker:
             epochs=log.epochs(),
         )
         session = Session(self.life << 32)
-        kind = Replica if trace is None else TracedReplica
-        replica = kind(
+        kind: Callable[..., Replica] = Replica
+        if trace is not None:
+            kind = partial(TracedReplica, name=f"s/{number}", trace=trace)
+        return kind(
             self.id,
             state,
             limits=self._host.limits,
             session=session,
             incarnation=str(self.life),
         )
-        if isinstance(replica, TracedReplica) and trace is not None:
-            replica.name, replica.trace = f"s/{number}", trace
-        return replica
 
     def crash(self) -> None:
         """Crash; the disk keeps synced writes, and any of the rest."""

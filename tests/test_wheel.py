@@ -2,11 +2,14 @@
 quickstart's, outside a checkout.
 
 Rules: ``pip install`` lines run as they are printed, with the wheel in place of the name, as no
-index has this version yet. ``WHEEL`` names a wheel that was built already (`make dist`).
+index has this version yet. ``WHEEL`` names a wheel that was built already (`make dist`). Then the
+lines are also run by the other Pythons of the machine, or those in ``PYTHONS``, which install the
+sdist beside it, as a wheel is for one version; they leave out Spark.
 """
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +23,31 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 INSTALL_S = 400
 INSTALL_LINE = r"^pip install|^python3 -m venv"
+VERSIONS = ("3.11", "3.12", "3.13", "3.14")
+
+
+def base_of(name):
+    """A Python outside of environments, with its version; None if there is none of this name."""
+    found = shutil.which(name)
+    if found is None:
+        return None
+    show = "import sys; print(sys.base_prefix, '%d.%d' % sys.version_info[:2])"
+    done = subprocess.run([found, "-c", show], capture_output=True, text=True, check=False)
+    if done.returncode:  # a link of a version manager to one that is not chosen
+        return None
+    prefix, version = done.stdout.split()
+    return version, f"{prefix}/bin/python{version}"
+
+
+def pythons():
+    """The Python of this run, and those that only `make dist` tries."""
+    version, own = base_of(sys.executable)
+    found = {version: own}
+    if "WHEEL" in os.environ:
+        given = os.environ.get("PYTHONS", "").split()
+        for other in filter(None, map(base_of, given or map("python{}".format, VERSIONS))):
+            found.setdefault(*other)
+    return [pytest.param(python, id=version) for version, python in found.items()]
 
 
 @pytest.fixture(scope="module")
@@ -46,16 +74,18 @@ def built(out):
     return next(out.glob("*.whl"))
 
 
-@pytest.fixture(scope="module")
-def python(wheel, tmp_path_factory):
+@pytest.fixture(scope="module", params=pythons())
+def python(wheel, request, tmp_path_factory):
     """The interpreter of the environment that the README's install lines make."""
+    base, is_own = request.param, request.param == base_of(sys.executable)[1]
+    file = wheel if is_own else next(wheel.parent.glob("*.tar.gz"))
     lines = [
-        re.sub(r'"strandline\b', f'"{wheel}', line)
+        re.sub(r'"strandline\b', f'"{file}', re.sub("^python3 ", f"{base} ", line))
         for _, text in blocks("README.md", "sh")
         for line in text.splitlines()
-        if re.search(INSTALL_LINE, line)
+        if re.search(INSTALL_LINE, line) and (is_own or "[spark]" not in line)
     ]
-    assert sum(str(wheel) in line for line in lines) == 2
+    assert sum(str(file) in line for line in lines) == 1 + is_own
     home = tmp_path_factory.mktemp("new-user")
     done = subprocess.run(
         ["bash", "-euxo", "pipefail", "-c", "\n".join(lines)],
@@ -64,7 +94,6 @@ def python(wheel, tmp_path_factory):
         # takes this variable for the value of "compile", so 0 means what its name says.
         env={
             **os.environ,
-            "PATH": f"{sys.base_prefix}/bin{os.pathsep}{os.environ['PATH']}",
             "PIP_NO_COMPILE": "0",
         },
         capture_output=True,
@@ -107,6 +136,8 @@ def test_a_new_user_can_run_every_line(page, broker):
 @pytest.mark.spark
 def test_the_spark_lines_of_the_readme_run(broker, monkeypatch):
     """The README's Spark lines read what its other lines wrote."""
+    if not (broker.python.parents[1] / "bin" / "spark-submit").exists():
+        pytest.skip("this Python was given no Spark")
     monkeypatch.setenv("SPARK_SUBMIT_OPTS", QUICK_JAVA)
     broker.run_page("README.md", skip=f"spark_session|{INSTALL_LINE}|^make|^strandline serve")
     spark = next(text for _, text in blocks("README.md", "python") if "spark_session" in text)

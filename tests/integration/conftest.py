@@ -258,9 +258,15 @@ def environment_of():
 
 
 @pytest.fixture
-def cluster(tmp_path, environment_of):
+def more_arguments():
+    """Further arguments of the brokers of ``cluster``; for modules to override."""
+    return ()
+
+
+@pytest.fixture
+def cluster(tmp_path, environment_of, more_arguments):
     """Three brokers as processes, by number."""
-    with three_brokers(tmp_path, environment_of=environment_of) as servers:
+    with three_brokers(tmp_path, environment_of=environment_of, more=more_arguments) as servers:
         yield servers
 
 

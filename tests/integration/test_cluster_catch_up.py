@@ -5,11 +5,17 @@ import os
 import pytest
 
 import strandline
-from tests.kit.clusters import figure, in_sync, leader_of, read_at
+from tests.kit.clusters import WITH_HTTP, figure, in_sync, leader_of, read_at
 
 COUNT = 200
 RECORD_BYTES = 64 << 10
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def more_arguments():
+    """Let the brokers have metrics."""
+    return WITH_HTTP
 
 
 def append(server, count):

@@ -22,6 +22,7 @@ from strandline.api.cluster import CLUSTER_STATUS
 from strandline.client.connection import BrokerConnection
 from strandline.errors import (
     InvalidRequestError,
+    NotLeaderError,
     OffsetOutOfRangeError,
     StrandlineError,
     UnknownPartitionError,
@@ -128,7 +129,10 @@ def stored(client, name):
 
 
 def test_a_leader_that_is_away_is_logged_once(cluster, client, caplog):
-    """However many records of other partitions are acknowledged meanwhile; and its end."""
+    """However many records of other partitions are acknowledged meanwhile; and its end.
+
+    A producer that never knew a leader says so.
+    """
     client.create_stream("away", partitions=PARTITIONS)
     until(lambda: in_sync(client, "away"))
     server = leader(cluster, client, "away")
@@ -140,6 +144,11 @@ def test_a_leader_that_is_away_is_logged_once(cluster, client, caplog):
             for number in range(1, PARTITIONS):
                 producer.append(b"v", partition=number)
             time.sleep(0.1)
+        with (
+            client.producer("away", delivery_timeout_s=7) as other,
+            pytest.raises(NotLeaderError, match=r"away/0 has no leader; .*; it was not stored"),
+        ):
+            other.append(b"v", partition=0).result(PATIENCE_S)
         cluster.bring_back(server)
         waiting.result(PATIENCE_S)
 
@@ -147,9 +156,11 @@ def test_a_leader_that_is_away_is_logged_once(cluster, client, caplog):
         texts = (each.getMessage() for each in caplog.records)
         return [text for text in texts if "records of away" in text]
 
-    until(lambda: "no longer" in told()[-1])  # the watchdog may still be at it
-    begun, over = told()
-    assert begun.startswith("no ack for records of away in ")
+    until(lambda: len(told()) == 4)  # the watchdog may still be at it
+    begun, of_other, end_of_other, over = told()
+    assert re.match(r"no ack for records of away in \d+ s; they time out in 11\d s: ", begun)
+    assert re.match(r"no ack for .*; they time out in \d s: away/0 has no leader", of_other)
+    assert re.match(r"records of away no longer wait for acks, after \d+ s; 1 of", end_of_other)
     assert re.match(r"records of away no longer wait for acks, after \d+ s; 0 of them", over)
 
 

@@ -12,6 +12,7 @@ import strandline
 from strandline.api.cluster import CLUSTER_STATUS
 from strandline.client.connection import BrokerConnection
 from strandline.testing.replica import ReplicaReader
+from tests.kit.clusters import WITH_HTTP
 
 IDS = (1, 2, 3)
 KEYS = 60
@@ -23,6 +24,12 @@ SOON = {
     "STRANDLINE_JOURNAL__CHECKPOINT_INTERVAL_MS": "150",
 }
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(150 + ROUNDS * 40)]
+
+
+@pytest.fixture
+def more_arguments():
+    """Let the brokers have metrics."""
+    return WITH_HTTP
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ SETTINGS = {
     "STRANDLINE_JOURNAL__CHECKPOINT_INTERVAL_MS": "500",
 }
 HANDOVER_S = 10.0
+OLD_BYTES = 6_000_000
 
 
 @pytest.fixture
@@ -58,6 +59,31 @@ def test_a_leader_on_a_full_disk_hands_over_and_publishing_continues(small_disk,
         (small_disk / "ballast").unlink()
         kit.persist(lambda: is_in_sync(servers))
         assert leader_of(servers) != FULL, "a disk that worked for a moment leads nothing yet"
+
+
+def test_deleting_a_stream_frees_the_disk_without_a_restart(small_disk, tmp_path, kit):
+    """The broker takes part again, though nothing else made room."""
+    with three_brokers(tmp_path, environment_of=lambda _: SETTINGS) as servers:
+        lead_at_full(servers, kit)
+        with strandline.connect(address_of_all(servers)) as client:
+            client.create_stream("old", replicas=3, min_isr=2, segment_bytes=1 << 20)
+            for _ in range(OLD_BYTES // 100_000):
+                client.append("old", bytes(100_000))
+            kit.persist(lambda: is_in_sync(servers, "old"))
+            fill(small_disk)
+            began = time.monotonic()
+            while leader_of(servers) == FULL:
+                assert time.monotonic() < began + HANDOVER_S, "it leads still"
+                append(client)
+            client.delete_stream("old")
+        kit.persist(lambda: has_free(small_disk, OLD_BYTES), seconds=30)
+        kit.persist(lambda: is_in_sync(servers))
+
+
+def has_free(place, size):
+    """Half of it at least: the broker has been waiting for space."""
+    state = os.statvfs(place)
+    assert state.f_bavail * state.f_frsize > size // 2
 
 
 def lead_at_full(servers, kit):
@@ -106,8 +132,8 @@ def append_or_raise(client):
     return True
 
 
-def is_in_sync(servers):
-    assert tuple(status(servers[2]).isr) == IDS
+def is_in_sync(servers, stream="orders"):
+    assert tuple(status(servers[2], stream).isr) == IDS
 
 
 def address_of_all(servers):

@@ -13,10 +13,18 @@ import pytest
 
 import strandline
 from strandline.errors import StrandlineError
-from tests.kit.clusters import in_sync
+from tests.kit.clusters import WITH_HTTP, in_sync
 from tests.kit.workers import workers
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def more_arguments():
+    """Let the brokers have health checks."""
+    return WITH_HTTP
+
+
 RECORDS = 20
 ALONE_S = 6
 """So long every client asks a broker that knows nothing, or one that is not there."""

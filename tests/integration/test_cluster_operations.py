@@ -4,6 +4,7 @@ Every story begins with its own brokers, and ends them; what is ordered is order
 with ``strandline cluster …``, and judged by what the brokers then say and serve.
 """
 
+import asyncio
 import itertools
 import json
 import re
@@ -15,6 +16,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
+import nats
 import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import CaseInsensitiveDict
@@ -348,6 +350,42 @@ def test_a_partition_moves_to_a_broker_that_its_producer_already_writes_to(broke
             assert [ack.result(PATIENCE_S).offset for ack in acks] == [count] * 3
             assert to is None or time.monotonic() - begun_s < MOVED_S_MAX
             assert client.wait_for("orders", {0: count - 1}) == {0: count + 1}
+
+
+def test_a_moved_partition_is_followed_by_its_readers_and_by_nats_publishers(brokers):
+    """A subscription, a group's member, and stock clients at the broker before and after."""
+    brokers.found(3)
+    brokers.create("orders", replicas=1)
+    first = part(brokers.status()).leader
+    other = next(number for number in brokers.running if number != first)
+
+    async def publish(number, value):
+        headers, end_s = {"Nats-Msg-Id": value.decode()}, time.monotonic() + MOVED_S_MAX
+        async with await nats.connect(brokers.running[number].nats_url) as publisher:
+            while True:
+                try:
+                    return await publisher.jetstream().publish("orders", value, headers=headers)
+                except nats.errors.Error:
+                    if time.monotonic() > end_s:
+                        raise
+
+    with (
+        strandline.connect(brokers.running[other].flight) as client,
+        client.subscribe("orders", start="earliest") as subscription,
+        client.consumer("billing", "orders") as consumer,
+    ):
+        for moves, to in enumerate((None, other, first)):
+            if to is not None:
+                brokers.command("cluster", "reassign", "orders", "--partition", 0, "--to", to)
+                brokers.until(lambda found, to=to: part(found).leader == to and is_whole(found))
+            for number in (first, other):
+                value = b"at broker %d after %d moves" % (number, moves)
+                asyncio.run(publish(number, value))
+                assert next(subscription).value == value
+                found = []
+                while not found:
+                    found = [row for batch in consumer.poll(1.0) for row in batch]
+                assert [row.value for row in found] == [value]
 
 
 def test_a_lost_disk_is_replaced_by_an_explicit_order(brokers):

@@ -27,7 +27,7 @@ from strandline.servers.grpc._generated import liftbridge_pb2 as pb
 from strandline.storage.disk import Disk
 from strandline.testing import ProcessServer
 from strandline.testing.replica import ReplicaReader
-from tests.kit.clusters import IDS, three_brokers
+from tests.kit.clusters import IDS, WITH_HTTP, three_brokers
 
 SOON_S = 20
 """For an ack that waits for nobody, on a busy machine."""
@@ -90,7 +90,7 @@ class Cluster:
 @pytest.fixture(scope="module")
 def started(tmp_path_factory):
     directory, ports = tmp_path_factory.mktemp("promises"), free_ports(len(IDS))
-    with three_brokers(directory, ports=ports, more=("--grpc-port", "0")) as servers:
+    with three_brokers(directory, ports=ports, more=("--grpc-port", "0", *WITH_HTTP)) as servers:
         addresses = ",".join(server.flight for server in servers.values())
         with strandline.connect(addresses, timeout_s=30) as client:
             yield servers, ports, client

@@ -6,10 +6,16 @@ import pytest
 
 import strandline
 from strandline.record.batch import read_header
-from tests.kit.clusters import figure, in_sync, leader_of, read_at
+from tests.kit.clusters import WITH_HTTP, figure, in_sync, leader_of, read_at
 
 COUNT = 400
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def more_arguments():
+    """Let the brokers have metrics."""
+    return WITH_HTTP
 
 
 def load(cluster, kit):

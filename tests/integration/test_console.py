@@ -15,7 +15,7 @@ import pytest
 
 import strandline
 from strandline.clock import ManualClock
-from strandline.servers.http.console.pages import ROUTES
+from strandline.servers.http.console.app import ROUTES
 from strandline.servers.http.console.sessions import SESSION_MS, SESSIONS_MAX, SessionStore
 from strandline.testing import Server
 from strandline.types import PartitionName

@@ -232,7 +232,7 @@ def test_killed_members_lose_no_record_and_stop_nobody(tmp_path, members):
 @pytest.fixture
 def cluster(tmp_path):
     """Three brokers without HTTP."""
-    with three_brokers(tmp_path, more=("--http-port", "-1")) as servers:
+    with three_brokers(tmp_path) as servers:
         yield servers
 
 

@@ -22,7 +22,7 @@ from strandline.errors import StrandlineError
 from strandline.process.ports import free_ports
 from strandline.servers.grpc._generated import liftbridge_pb2 as pb
 from strandline.testing import ProcessServer
-from tests.kit.clusters import leader_of, status, three_brokers
+from tests.kit.clusters import WITH_HTTP, leader_of, status, three_brokers
 
 SECONDS = 1.5
 PAIRS_MAX = 3
@@ -79,6 +79,7 @@ ATTACKS = {  # name → port, first bytes, and the bytes that are sent over and 
     "calls with many headers": ("grpc_port", HELLO, MANY_HEADERS),
     "PING to Flight": ("flight_port", HELLO, frame(6, 0, bytes(8)) * 1000),
     "calls to Flight": ("flight_port", HELLO, EMPTY_ACTIONS),
+    "PING to Beam": ("beam_port", HELLO, frame(6, 0, bytes(8)) * 1000),
     "PING of NATS": ("ingest_port", CONNECT, b"PING\r\n" * 5000),
     "CONNECT of NATS": ("ingest_port", b"", CONNECT * 2000),
     "empty messages to nobody": ("ingest_port", CONNECT, b"PUB nobody 0\r\n\r\n" * 4000),
@@ -162,7 +163,7 @@ async def prober(server):
 def neighbour(server, port, grpc_stub):
     """A well-behaved client of a listener."""
     match port:
-        case "grpc_port":
+        case "grpc_port" | "beam_port":  # calls of both are served by one loop
             return liftbridge_publisher(server, grpc_stub)
         case "http_port":
             return prober(server)
@@ -268,7 +269,7 @@ async def test_a_flood_on_a_nats_server_does_not_hold_up_streams_of_other_connec
 @pytest.mark.slow
 async def test_nobody_is_fenced_while_a_stranger_floods_the_leader(tmp_path, kit):
     """In a cluster, the leader keeps its partition and every broker stays in service."""
-    with three_brokers(tmp_path, more=("--grpc-port", "0")) as cluster:
+    with three_brokers(tmp_path, more=("--grpc-port", "0", *WITH_HTTP)) as cluster:
         addresses = ",".join(server.flight for server in cluster.values())
         with strandline.connect(addresses, timeout_s=60) as client:
             client.create_stream("orders", replicas=3, min_isr=2, acks="replicated")

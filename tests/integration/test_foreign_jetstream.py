@@ -13,7 +13,7 @@ from strandline.process.ports import free_ports
 from strandline.servers.nats.embedded_server import find_binary
 from strandline.servers.nats.frontend import CONNECTIONS
 from strandline.testing import ProcessServer
-from tests.kit.clusters import figure
+from tests.kit.clusters import figure, three_brokers
 
 COVERED = "strandline_jetstream_covered_streams"
 CONFIGURATION = """\
@@ -98,6 +98,30 @@ async def test_a_stream_that_jetstream_covers_is_rejected(broker, client):
     ack = await jetstream.publish("quiet.a", b"x", timeout=10)
     assert ack.stream == "quiet", "who answers is ours"
     assert figure(broker, COVERED) == 0
+
+
+@pytest.mark.slow
+async def test_every_broker_of_a_cluster_rejects_what_jetstream_covers(
+    tmp_path, server, client, kit
+):
+    """Whichever is asked to create the stream."""
+    await client.jetstream().add_stream(name="theirs", subjects=["orders.>"])
+
+    def refused(broker):
+        with strandline.connect(broker.flight) as admin:
+            kit.persist(lambda: all_are_there(admin))
+            with pytest.raises(InvalidRequestError, match="'theirs' of JetStream"):
+                admin.create_stream("ours", subject="orders.paris")
+            assert [info.name for info in admin.list_streams() if info.name == "ours"] == []
+
+    with three_brokers(tmp_path, more=("--nats", server.url)) as brokers:
+        for broker in brokers.values():
+            await asyncio.to_thread(refused, broker)
+
+
+def all_are_there(admin):
+    """Three brokers are in service, so that a creation is not rejected for another reason."""
+    assert len(admin.server_info().brokers) == 3
 
 
 async def test_a_jetstream_that_comes_later_is_counted_and_logged(broker, server, client, kit):

@@ -73,6 +73,7 @@ def test_a_schema_is_set_shown_and_renamed_from_what_is_shown(strandline_url, tm
     assert "column 'client' is missing, and columns cannot be removed" in refused.stderr
     refused = run(strandline_url, "set", "orders", str(tmp_path / "none"), code=1)
     assert "cannot read the schema" in refused.stderr
+    assert "Errno" not in refused.stderr
     run(strandline_url, "delete", "orders", "--yes")
     refused = run(strandline_url, "delete", "orders", "--yes", code=1)
     assert "stream 'orders' has no schema to delete" in refused.stderr

@@ -5,7 +5,8 @@ from playwright.sync_api import expect
 
 import strandline
 from strandline.types import PartitionName
-from tests.kit.clusters import IDS, three_brokers
+from tests.kit.axe import violations
+from tests.kit.clusters import IDS, WITH_HTTP, three_brokers
 
 ADMIN = "an-administrators-token-made-for-this-test"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -20,9 +21,7 @@ def cluster(tmp_path_factory):
         "STRANDLINE_TOKEN": ADMIN,
         "STRANDLINE_CLUSTER__TRACE": str(directory / "trace"),
     }
-    with three_brokers(
-        directory, environment_of=lambda _: environment, more=("--http-port", "0")
-    ) as brokers:
+    with three_brokers(directory, environment_of=lambda _: environment, more=WITH_HTTP) as brokers:
         yield brokers
 
 
@@ -111,6 +110,7 @@ def test_an_election_is_seen_while_one_watches(cluster, client, open_page):
         page.goto(f"{cluster[watched].http_url}/trace?q=watched/0")
         expect(page.locator("svg.spacetime circle").first).to_be_visible()
         assert page.locator("svg.spacetime .arrow").count() > 0
+        assert violations(page) == []
         with page.expect_download() as started:
             page.get_by_role("link", name="Download for ShiViz").click()
         text = started.value.path().read_text()

@@ -1,6 +1,7 @@
 """The pages of consumers, access, load and events, in a browser."""
 
 import asyncio
+import json
 import re
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
@@ -204,7 +205,10 @@ def test_rules_tokens_and_quotas_are_administered(open_page):
 
 
 def test_load_is_drawn_and_events_are_found(server, client, page):
-    """Each graph has axes with units and a line; a creation and a refusal are events."""
+    """Each graph has axes with units and a line; a creation and a refusal are events.
+
+    For longer times there is a dashboard for Grafana to download.
+    """
     client.create_stream("orders")
     broker = server.app.broker
     for _ in range(3):
@@ -216,8 +220,18 @@ def test_load_is_drawn_and_events_are_found(server, client, page):
     for graph in graphs.all():
         assert graph.locator("text").count() >= 6
         assert graph.locator("polyline").first.get_attribute("points").count(",") >= 2
+    widest = page.evaluate("""() => {
+        const text = document.querySelector("svg.graph text")
+        text.textContent = "500.0 MiB/s"
+        return text.getBBox().x
+    }""")
+    assert widest >= 0  # not cut off at the left
     memory = page.get_by_role("img", name=re.compile("Memory of the process; now .* [MG]iB"))
     assert re.search("[MG]iB", memory.text_content())
+    with page.expect_download() as started:
+        page.get_by_role("link", name="this dashboard").click()
+    assert started.value.suggested_filename == "strandline-grafana.json"
+    assert json.loads(started.value.path().read_text())["panels"]
     page.goto(f"{server.http_url}/events?kind=stream")
     page.get_by_role("row", name="created with 1 partition").first.wait_for()
     page.get_by_label("Search").fill("no such event")

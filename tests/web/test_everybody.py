@@ -8,12 +8,12 @@ import time
 from pathlib import Path
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 
 import strandline
-from strandline.servers.http.console.pages import ROUTES
+from strandline.servers.http.console.app import ROUTES
 from strandline.testing import Server
 from strandline.types import PartitionName
+from tests.kit.axe import violations
 
 IMAGES = Path(__file__).parents[2] / "docs" / "img"
 PICTURE_BYTES_MAX = 100 << 10
@@ -72,16 +72,6 @@ def server():
 async def sampled(monitor):
     """Sample on the broker's loop."""
     monitor.sample(is_of_history=True)
-
-
-def violations(page):
-    """What axe-core finds on a page, one line each."""
-    found = Axe().run(page).response["violations"]
-    return [
-        f"{each['id']}: {each['help']}: {node['html'][:200]}"
-        for each in found
-        for node in each["nodes"]
-    ]
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])

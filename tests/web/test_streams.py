@@ -9,7 +9,7 @@ from playwright.sync_api import expect
 
 import strandline
 from strandline.testing import Server
-from tests.kit.clusters import IDS, leader_of, three_brokers
+from tests.kit.clusters import IDS, WITH_HTTP, leader_of, three_brokers
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_a_stream_is_created_seen_and_deleted(server, client, page):
         ({"Maximum size of a partition": "big"}, "'big' is not a size; write for example 64MiB"),
         ({"Partitions": "0"}, "partitions"),
         ({"NATS subject": "a..b"}, "a..b"),
-        ({"Replicas": "3"}, "needs several brokers"),
+        ({"Replicas": "3"}, "replicas is 3, which needs several brokers"),
     ],
 )
 def test_a_wrong_setting_is_explained_beside_the_form(server, client, page, fields, message):
@@ -158,7 +158,7 @@ def test_every_broker_of_a_cluster_shows_the_whole_of_it(tmp_path, open_page):
         return float(text.removesuffix("/s").replace(",", "").replace("…", "0"))
 
     with (
-        three_brokers(tmp_path, more=("--http-port", "0")) as cluster,
+        three_brokers(tmp_path, more=WITH_HTTP) as cluster,
         ThreadPoolExecutor() as pool,
     ):
         with strandline.connect(cluster[1].flight) as client:

@@ -31,7 +31,7 @@ class Router:
     """The partitioning of one stream.
 
     Args:
-        config: the stream's.
+        config: the stream's settings.
     """
 
     def __init__(self, config: StreamConfig) -> None:

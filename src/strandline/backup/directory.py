@@ -50,7 +50,7 @@ class BackupDirectory:
     """A directory with a backup, or for the first one.
 
     Args:
-        path: of the directory.
+        path: the path of the directory.
         disk: the file system.
     """
 
@@ -229,10 +229,10 @@ class FileWriter:
     """A file that is being copied.
 
     Args:
-        directory: of the backup.
-        log_id: of the log.
+        directory: the directory of the backup.
+        log_id: the id of the log.
         start: the first offset.
-        number: of the backup.
+        number: the number of the backup.
     """
 
     def __init__(self, directory: BackupDirectory, log_id: int, start: int, *, number: int) -> None:

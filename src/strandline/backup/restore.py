@@ -95,9 +95,9 @@ def restore_backup(
     """Make a broker's data directory from a backup.
 
     Args:
-        directory: of the backup.
+        directory: the directory of the backup.
         config: settings of the new broker: its data directory, and its cluster if it has one.
-        replicas: of each stream; None: as in the backup, as far as there are brokers.
+        replicas: the replicas of each stream; None: as in the backup, as far as there are brokers.
         advance: called with the number of bytes done since its last call; each byte counts twice,
             once verified and once written.
 
@@ -190,9 +190,9 @@ def restored_image(
     """Return the metadata for new brokers; all brokers of a cluster get the same.
 
     Args:
-        manifest: of the backup.
+        manifest: the manifest of the backup.
         cluster: the cluster's settings, or those of a broker alone.
-        replicas: of each stream; None: as in the backup, as far as there are brokers.
+        replicas: the replicas of each stream; None: as in the backup, as far as there are brokers.
 
     Raises:
         InvalidConfigError: a stream cannot be on such brokers.
@@ -271,7 +271,7 @@ def _in_service(brokers: Mapping[BrokerId, BrokerImage]) -> dict[BrokerId, Broke
 
 
 def _directory_id(manifest: BackupManifest, cluster: ClusterConfig, broker: int) -> str:
-    """Return the id of a restored data directory, the same at every broker."""
+    """Return the id of one broker's restored directory; every broker computes the same one."""
     of = f"{manifest.started_ns} {manifest.finished_ns} {cluster.name} {broker}"
     return hashlib.sha256(of.encode()).hexdigest()[:16]
 

@@ -165,7 +165,7 @@ class Caller:
     """The caller of a request, or of a connection.
 
     Args:
-        access: of the server.
+        access: the server's access rules.
         identity: the authenticated principal.
     """
 

@@ -325,7 +325,7 @@ class Broker(BrokerBase):
         """Block or allow writes of partitions, and check values, according to the metadata.
 
         Args:
-            names: of the streams that have changed; None: any may have.
+            names: the names of the streams that have changed; None: any may have.
         """
         streams = self._image.streams
         for stream in streams.values() if names is None else map(streams.__getitem__, names):

@@ -52,9 +52,9 @@ class QuorumStore:
     """The durable state of one member.
 
     Args:
-        directory: of the two small files.
+        directory: the directory of the two small files.
         disk: the file system.
-        log: of the entries; replaced by ``rebind`` after the storage was reopened.
+        log: the log of the entries; replaced by ``rebind`` after the storage was reopened.
     """
 
     def __init__(self, directory: Path, *, disk: Disk, log: Log) -> None:
@@ -109,7 +109,7 @@ class QuorumStore:
         """Save another member's snapshot, and drop the entries that do not continue it.
 
         Args:
-            snapshot: of the leader.
+            snapshot: the snapshot of the leader.
             synced_sequence: as for ``Log.truncate_to``.
 
         Raises:
@@ -141,7 +141,7 @@ class QuorumStore:
         """Truncate the log so that the entry at ``index`` can be appended.
 
         Args:
-            index: of the next entry.
+            index: the index of the next entry.
             synced_sequence: as for ``Log.truncate_to``.
 
         Raises:

@@ -198,7 +198,8 @@ def restore(
         return
     if data_dir is None and config is None:
         raise InvalidRequestError(
-            "name the new broker's directory with --data-dir, or its settings with --config"
+            "the new broker's directory is missing; name it with --data-dir, or in the file of "
+            "--config"
         )
     settings = load_settings(config, os.environ, {"data_dir": data_dir})
     with progress("restoring", 2 * manifest.size, unit="bytes") as advance:

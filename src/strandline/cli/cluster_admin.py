@@ -270,7 +270,7 @@ def connected(server: str, *, timeout_s: float = ORDER_TIMEOUT_S) -> "Iterator[B
 
     Args:
         server: ``host:port``, or several of them separated by commas.
-        timeout_s: of each command; the default fits the slowest one.
+        timeout_s: the limit for each command; the default fits the slowest one.
 
     Raises:
         StrandlineError: no broker answers.

@@ -22,7 +22,7 @@ from strandline.cli.output import (
     print_table,
     reports_errors,
 )
-from strandline.cli.parsing import parse_offset
+from strandline.cli.parsing import naming, parse_offset
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -164,8 +164,10 @@ def reset(
     """
     import strandline
 
+    with naming("--to"):
+        place = parse_offset(to)
     with strandline.connect(server) as client:
-        found = client.groups.reset(group, stream, parse_offset(to), partition=partition)
+        found = client.groups.reset(group, stream, place, partition=partition)
     if output is OutputFormat.json:
         print_json({"group": group, "stream": stream, "offsets": _numbers(found)})
         return

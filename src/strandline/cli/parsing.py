@@ -4,6 +4,8 @@ Rules: pure; an invalid value raises ``typer.BadParameter``, which is a usage er
 """
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 
@@ -73,6 +75,16 @@ def setting_text(name: str, value: object) -> object:
     if isinstance(value, int) and name.endswith("_ms"):
         return duration_text(value)
     return value
+
+
+@contextmanager
+def naming(option: str) -> Iterator[None]:
+    """Name an option in the usage errors of what is parsed within the context."""
+    try:
+        yield
+    except typer.BadParameter as error:
+        error.param_hint = f"'{option}'"
+        raise
 
 
 def parse_offset(text: str, now: datetime | None = None) -> OffsetSpec:

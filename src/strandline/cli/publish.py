@@ -20,7 +20,7 @@ from strandline.cli.output import (
     progress,
     reports_errors,
 )
-from strandline.cli.parsing import parse_header
+from strandline.cli.parsing import naming, parse_header
 from strandline.errors import SchemaMismatchError, StrandlineError, UnavailableError
 
 if TYPE_CHECKING:
@@ -97,7 +97,8 @@ def publish(
     is_one = value is not None or file is not None or tombstone
     if message_id is not None and not is_one:
         raise typer.BadParameter("--message-id names one record; give VALUE or --file")
-    headers = [parse_header(text) for text in header or ()]
+    with naming("--header"):
+        headers = [parse_header(text) for text in header or ()]
     keep_pandas_out()
     with strandline.connect(server) as client, client.producer(stream) as producer:
         if subject is not None:

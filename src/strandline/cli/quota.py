@@ -35,11 +35,15 @@ def set_quota(
     *,
     principal: PrincipalArgument,
     publish: Annotated[
-        str, typer.Option(help="Published bytes per second, e.g. 10MiB.", metavar="SIZE")
-    ] = "0",
+        int,
+        typer.Option(
+            parser=parse_size, metavar="SIZE", help="Published bytes per second, e.g. 10MiB."
+        ),
+    ] = 0,
     read: Annotated[
-        str, typer.Option(help="Read bytes per second, e.g. 200MiB.", metavar="SIZE")
-    ] = "0",
+        int,
+        typer.Option(parser=parse_size, metavar="SIZE", help="Read bytes per second, e.g. 200MiB."),
+    ] = 0,
     requests: Annotated[int, typer.Option(help="Requests per second.", min=0)] = 0,
     connections: Annotated[int, typer.Option(help="Concurrent connections.", min=0)] = 0,
     server: ServerOption = SERVER_DEFAULT,
@@ -53,8 +57,8 @@ def set_quota(
     import strandline
 
     limits = {
-        "publish_bytes_per_s": parse_size(publish),
-        "read_bytes_per_s": parse_size(read),
+        "publish_bytes_per_s": publish,
+        "read_bytes_per_s": read,
         "requests_per_s": requests,
         "connections": connections,
     }

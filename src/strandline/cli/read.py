@@ -25,7 +25,7 @@ from strandline.cli.output import (
     progress,
     reports_errors,
 )
-from strandline.cli.parsing import parse_offset
+from strandline.cli.parsing import naming, parse_offset
 from strandline.errors import InvalidRequestError
 from strandline.values.schema import ValueFormat
 
@@ -135,7 +135,10 @@ def read(
     wanted = columns.split(",") if columns else None
     if record_format is RecordFormat.raw:
         wanted = ["value"]
-    first, end = parse_offset(start), None if stop is None else parse_offset(stop)
+    with naming("--from"):
+        first = parse_offset(start)
+    with naming("--to"):
+        end = None if stop is None else parse_offset(stop)
     if latest and (follow or limit is not None or stop is not None or start != "earliest"):
         raise InvalidRequestError(
             "--latest-by-key reads the whole stream; omit --from, --to, --follow and --limit"

@@ -203,7 +203,7 @@ def _bytes_of(file: Path) -> bytes:
     try:
         return sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
     except OSError as error:
-        raise InvalidConfigError(f"cannot read the schema {file}: {error}") from error
+        raise InvalidConfigError(f"cannot read the schema {file}: {error.strerror}") from error
 
 
 def _descriptors_of(file: Path, include: Sequence[Path]) -> str | bytes:

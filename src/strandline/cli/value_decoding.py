@@ -20,7 +20,7 @@ def value_decoder(kind: ValueFormat, schema: Path | None, versions: Versions) ->
     """Return the function that decodes a value; None: values stay bytes.
 
     Args:
-        kind: of the values.
+        kind: the kind of the values.
         schema: file of the Avro schema that they were written with, as JSON; None: the stream's.
         versions: returns those of the stream's schema.
 
@@ -46,7 +46,8 @@ def _by_file(schema: Path) -> Decode:
     try:
         text = schema.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidConfigError(f"cannot read the schema {schema}: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InvalidConfigError(f"cannot read the schema {schema}: {reason}") from error
     return value_reader(text, None)
 
 

@@ -175,7 +175,7 @@ class ClusterClient:
         return known
 
     def any_broker_knows(self, partitions: Iterable[tuple[str, int]]) -> bool:
-        """Return whether a broker knows these partitions, which others may not know yet."""
+        """Return whether any broker knows the partitions; some may learn of them later."""
         try:
             return self.is_cluster and all(
                 number in self.routes(stream) for stream, number in partitions

@@ -27,7 +27,7 @@ class CoordinatorClient:
     """The client of a coordinator.
 
     Args:
-        brokers: of the cluster.
+        brokers: the brokers of the cluster.
         stream: the internal stream whose leader is the coordinator.
     """
 

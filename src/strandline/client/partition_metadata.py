@@ -53,7 +53,7 @@ class PartitionMetadata:
     """The leaders of a stream's partitions.
 
     Args:
-        brokers: of the cluster.
+        brokers: the brokers of the cluster.
         stream: its name.
         listener: notified of leaders.
         changed: with the delivery's lock; notified when leaders were found.

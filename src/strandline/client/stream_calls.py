@@ -45,7 +45,7 @@ class StreamAdminCalls(ABC):
         """Create a stream.
 
         Args:
-            name: of the stream.
+            name: the name of the stream.
             subject: NATS subject to record, perhaps with wildcards; by default the name.
             partitions: number of partitions.
             **config: other fields of ``config.StreamConfig``, such as ``retention_age_ms``.
@@ -67,7 +67,7 @@ class StreamAdminCalls(ABC):
         before and after the change. Partitions cannot be removed.
 
         Args:
-            name: of the stream.
+            name: the name of the stream.
             partitions: its new number of partitions.
 
         Raises:
@@ -100,7 +100,7 @@ class StreamAdminCalls(ABC):
         """Return a stream's configuration and its partitions' offsets, as their leaders know them.
 
         Args:
-            name: of the stream.
+            name: the name of the stream.
             of_leaders: whether to ask the leaders; False: as any broker knows it, at once.
 
         Raises:

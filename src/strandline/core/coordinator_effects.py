@@ -79,7 +79,7 @@ class DecisionLog(Generic[EntryT, EffectT]):
     Args:
         state: changed by each entry, at once.
         items_per_entry: the most items in one entry when the state is rewritten.
-        sequence: of the next entry.
+        sequence: the sequence of the next entry.
         entries: how many were stored since the state was last rewritten.
     """
 

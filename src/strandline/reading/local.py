@@ -76,7 +76,7 @@ class LocalPartition:
     """A partition as far as it lies in files, read from the beginning to the end.
 
     Args:
-        name: of the partition.
+        name: the name of the partition.
         part: where it lies.
     """
 

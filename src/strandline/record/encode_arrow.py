@@ -105,7 +105,7 @@ def encode_again(
 
     Args:
         batch: what stays, all columns; one record at least.
-        header: of the other batch.
+        header: the header of the other batch.
         base_offset: from where on; None: from where the other began.
         attributes: besides those that the columns have.
     """

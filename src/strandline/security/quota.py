@@ -46,7 +46,8 @@ def check_quota(quota: Quota) -> None:
         if not 0 <= value <= LIMIT_MAX:
             raise InvalidRequestError(f"{name} is 0 to {LIMIT_MAX}, not {value}")
     if quota == UNLIMITED:
-        raise InvalidRequestError("this quota has no limit; remove the quota instead")
+        names = ", ".join(Quota.__struct_fields__)
+        raise InvalidRequestError(f"no limit is given; set one of {names}, or remove the quota")
 
 
 class Bucket:

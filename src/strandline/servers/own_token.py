@@ -15,7 +15,7 @@ from strandline.broker.broker import Broker
 from strandline.client.connection import BrokerConnection
 from strandline.client.tls import Credentials
 from strandline.clock import Clock
-from strandline.core.metadata.access_commands import AddToken
+from strandline.core.metadata.commands import AddToken
 from strandline.errors import RequestTimeoutError, UnauthenticatedError, UnavailableError
 from strandline.security.principal import BROKERS
 from strandline.security.tokens import ID_BYTES, SECRET_BYTES, Token, fingerprint, token_text

@@ -216,9 +216,9 @@ def offsets_at_times(
     """Return for each partition with a time its first offset stored at or after it, or its end.
 
     Args:
-        options: of the read.
+        options: the options of the read.
         times_ns: for all partitions, or for some of them.
-        partitions: of the read.
+        partitions: the partitions of the read.
 
     Raises:
         UnknownStreamError: there is no such stream.
@@ -282,7 +282,7 @@ def read_range(
         wanted: partition and offsets, of one stream or of several.
         columns: columns to read; ``offset`` is added, since a resumed read needs it, and those
             that are the same for the whole range are left out.
-        identity: of the stream that the range was planned on, or of all of the read.
+        identity: the identity of the stream that the range was planned on, or of all of the read.
 
     Raises:
         DataLossError: records of the range were deleted, unless ``failOnDataLoss`` is off; or the
@@ -325,7 +325,7 @@ def read_rows(
         options: as ``read_range``, and errors, too.
         wanted: partition and offsets.
         target: columns of records, in Spark's types.
-        identity: of the range's stream.
+        identity: the identity of the range's stream.
     """
     batches = read_range(options, wanted, target.names, identity=identity)
     constants = options.place(wanted.partition)._asdict()

@@ -61,7 +61,7 @@ def parse_offsets(name: str, text: str, *, stream: str | None) -> tuple[OffsetSp
     """Parse offsets, which may be those of a checkpoint; also return the identity they say.
 
     Args:
-        name: of the option.
+        name: the name of the option.
         text: its value.
         stream: the only stream of the read; None: it has several.
     """

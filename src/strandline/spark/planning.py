@@ -105,7 +105,7 @@ def encode_offsets(
 
     Args:
         offsets: by partition.
-        identity: of the stream.
+        identity: the identity of the stream.
         began_at: the start of this micro-batch, if the end of the one before does not tell it.
         output: the query's output, if known.
     """
@@ -196,8 +196,8 @@ def keyed(
 
     Args:
         offsets: by partition, as the table names it.
-        options: of the read.
-        identity: of its streams.
+        options: the options of the read.
+        identity: the identity of its streams.
     """
     read = identities(identity)
     found = {options.key_of(partition): offset for partition, offset in offsets}

@@ -26,7 +26,7 @@ def failure_noted(server: str, groups: Iterable[str], stop: threading.Event) -> 
     """Commit the error that ends a pipeline; its groups show it until the pipeline runs again.
 
     Args:
-        server: of the pipeline.
+        server: the server of the pipeline.
         groups: to which it commits its progress.
         stop: whether the user has stopped it: errors are of no interest then.
     """
@@ -53,7 +53,7 @@ class QueryProgress:
     """Commits offsets, if the query has a group.
 
     Args:
-        options: of the query.
+        options: the options of the query.
     """
 
     def __init__(self, options: ReadOptions) -> None:

@@ -50,7 +50,7 @@ def publish(server: str, parts: Sequence[Part], *, timeout_ms: int) -> None:
 
     Args:
         server: a broker.
-        parts: of one batch; those without rows are left out.
+        parts: the parts of one batch; those without rows are left out.
         timeout_ms: how long a broker may be unreachable.
 
     Raises:

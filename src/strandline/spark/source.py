@@ -176,8 +176,8 @@ def check_columns(schema: StructType, options: ReadOptions) -> None:
             )
         if not field.nullable and field.name in NULLABLE:
             raise InvalidConfigError(
-                f"column '{field.name}' may be null, and Spark would take NOT NULL at its word: "
-                "leave that out"
+                f"column '{field.name}' may be null, but the schema says NOT NULL, which Spark "
+                "relies on; leave NOT NULL out"
             )
         if names.count(field.name) > 1:
             raise InvalidConfigError(f"column '{field.name}' is asked for twice")

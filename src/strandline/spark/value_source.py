@@ -37,7 +37,7 @@ def decoded_columns(options: ReadOptions, records: dict[str, DataType]) -> list[
     """Return the columns of a decoded read: the record's own, then the value's.
 
     Args:
-        options: of the read.
+        options: the options of the read.
         records: the columns of records that it has.
 
     Raises:
@@ -76,8 +76,8 @@ def check_decoded_columns(schema: StructType, known: Sequence[StructField]) -> N
             )
         if not field.nullable:
             raise InvalidConfigError(
-                f"column '{field.name}' may be null, and Spark would take NOT NULL at its word: "
-                "leave that out"
+                f"column '{field.name}' may be null, but the schema says NOT NULL, which Spark "
+                "relies on; leave NOT NULL out"
             )
 
 

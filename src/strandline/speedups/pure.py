@@ -29,7 +29,7 @@ def ack_lines(
             an operation without sids.
         before: the payload up to the sequence.
         after: the payload after the sequence.
-        sequence: of the first record, below 2^63 as that of the last.
+        sequence: the sequence of the first record, below 2^63 as that of the last.
     """
     if sids is not None and len(sids) < len(replies):
         raise IndexError("a sid for each reply")

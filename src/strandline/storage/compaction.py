@@ -57,7 +57,7 @@ class Compactor:
     """Compacts one log; remembers how far it has got so that idle logs cost nothing.
 
     Args:
-        log: of the partition.
+        log: the log of the partition.
         disk: the file system.
         tombstone_delay_ms: how long null values are kept.
         ids_ms: how long message ids detect retries; 0: not at all.

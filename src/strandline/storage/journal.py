@@ -110,7 +110,7 @@ class Journal:
             directory: created if missing.
             disk: the file system.
             file_bytes: size of a new file; an entry that is larger gets a larger file.
-            after_sequence: of the checkpoint; older entries are skipped.
+            after_sequence: the checkpoint's sequence; older entries are skipped.
 
         Raises:
             LogPoisonedError: the files cannot be read.

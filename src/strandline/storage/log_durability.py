@@ -26,9 +26,9 @@ class LogDurability(LogReads):
     """A log whose batches become durable.
 
     Args:
-        directory: of the log.
+        directory: the directory of the log.
         segments: in order, the last of them active.
-        log_start_offset: of the first record that counts.
+        log_start_offset: the offset of the first record that counts.
         disk: the file system.
     """
 

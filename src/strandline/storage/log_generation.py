@@ -25,7 +25,7 @@ def write_generation(directory: Path, synced_sequence: int, *, disk: Disk) -> No
     the old log's. An unfinished directory is removed like a deleted log.
 
     Args:
-        directory: of the log; must not exist yet.
+        directory: the directory of the log; must not exist yet.
         synced_sequence: the journal is durable up to this entry, and no later entry is the old
             log's. Not the last sequence: a power loss loses entries that are not synced, and
             the journal then reuses their sequences for the new log's.

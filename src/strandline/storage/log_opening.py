@@ -25,7 +25,7 @@ class LogOpening:
     """A log that is being opened.
 
     Args:
-        directory: of the log; created if missing.
+        directory: the directory of the log; created if missing.
         disk: the file system.
         segment_bytes: roll to a new segment before it would grow beyond this.
         at: how far it is known to be durable; None: unknown.

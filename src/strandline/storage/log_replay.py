@@ -62,8 +62,8 @@ class LogReplayer(LogOpening):
 
         Args:
             part: the batches; empty if other batches are in their place.
-            file: of the journal.
-            position: of the entry.
+            file: the file of the journal.
+            position: the position of the entry.
         """
         if not part:
             self._corrupt(part, None, file=file, position=position)

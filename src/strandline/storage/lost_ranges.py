@@ -82,8 +82,8 @@ def find_missing(
     """Return the checkpoint's last segments that are absent, or shorter than it says.
 
     Args:
-        checkpoint: of the data directory.
-        directories: of each of its logs.
+        checkpoint: the checkpoint of the data directory.
+        directories: the directories of each of its logs.
         disk: the file system.
         known: the logs that were not deleted; None: unknown.
     """

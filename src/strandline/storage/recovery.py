@@ -129,7 +129,7 @@ def recover(
     """Open the journal and all logs of a data directory, or create them.
 
     Args:
-        directory: of the broker's data.
+        directory: the directory of the broker's data.
         plans: the logs of all streams that exist, and no others.
         disk: the file system.
         file_bytes: size of a journal file.

@@ -114,7 +114,7 @@ def seal_if_old(
     """Seal the active segment if the policy keeps nothing of it; on the thread that owns the log.
 
     Args:
-        log: the partition's.
+        log: the partition's log.
         policy: its limits.
         now_ns: by the clock of ``written_ns``.
         written_ns: when a segment was last written.
@@ -139,7 +139,7 @@ def retention_start(
     """Return the first offset that the policy keeps, if it is not the log's start; any thread.
 
     Args:
-        log: the partition's.
+        log: the partition's log.
         policy: its limits.
         now_ns: by the clock of ``written_ns``.
         written_ns: when a segment was last written.

@@ -304,7 +304,7 @@ def encode_subjects(about: IndexedLog, rows: Iterable[SubjectRows], *, flags: in
 
     Args:
         about: the log file.
-        rows: of its visible records, in any order.
+        rows: the rows of its visible records, in any order.
         flags: ``HAS_TRANSACTIONS`` or 0.
     """
     parts = [each for each in rows if len(each.offsets)]

@@ -38,7 +38,7 @@ def read_with_twin(path: Path, decode: Callable[[bytes], T], *, disk: Disk) -> T
     """Return a file's contents, or its twin's if it is corrupt or missing; None if both are.
 
     Args:
-        path: of the file.
+        path: the path of the file.
         decode: raises ``CorruptBatchError`` for corrupt contents.
         disk: the file system.
 

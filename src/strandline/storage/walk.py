@@ -64,7 +64,7 @@ def open_unindexed(directory: Path, base: int, *, disk: Disk, limit: int) -> Seg
     """Return a segment to iterate over, without using its index files.
 
     Args:
-        directory: of the log.
+        directory: the directory of the log.
         base: offset that names the segment.
         disk: the file system.
         limit: the next segment's first offset; -1: it is the last.

@@ -26,7 +26,7 @@ class PartitionHistory:
     """The observations of one partition.
 
     Args:
-        name: of the partition, for messages.
+        name: the name of the partition, for messages.
     """
 
     def __init__(self, name: str) -> None:
@@ -134,7 +134,7 @@ class GroupHistory:
     """The records of one partition that a consumer group processed and committed; thread-safe.
 
     Args:
-        history: of the partition.
+        history: the history of the partition.
     """
 
     def __init__(self, history: PartitionHistory) -> None:

@@ -31,8 +31,8 @@ class TcpProxy:
     """Listens on a free loopback port and forwards bytes to ``host:port``; a context manager.
 
     Args:
-        host: of the target.
-        port: of the target; may be changed, for connections to come.
+        host: the host of the target.
+        port: the port of the target; may be changed, for connections to come.
     """
 
     def __init__(self, host: str, port: int) -> None:

@@ -158,7 +158,7 @@ class _Runner:
     """A broker on an event loop in a thread.
 
     Args:
-        config: of the broker.
+        config: the settings of the broker.
         with_nats: whether to start the NATS front end.
     """
 

@@ -67,7 +67,7 @@ def arrow_schema_of(avro_schema: str | None) -> pa.Schema:
     with _translated():
         kind = _type_of(parsed, {})
     if not pa.types.is_struct(kind):
-        raise InvalidConfigError("the Avro schema of values must be a record")
+        raise InvalidConfigError(f"the Avro schema of values must be a record, got {kind}")
     schema = pa.schema(list(kind))
     check_size(schema)
     return schema
@@ -119,7 +119,7 @@ def versions_reader(versions: Sequence[SchemaVersion]) -> ReadValue:
     read with the newest version that fits it.
 
     Args:
-        versions: of the stream, ascending.
+        versions: the versions of the stream, ascending.
     """
     newest = versions[-1].avro
     by_version = [

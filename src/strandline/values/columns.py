@@ -131,7 +131,7 @@ def column_text(field: pa.Field, separator: str = " ") -> str:
 
 
 class _Parser:
-    """A recursive descent over the words and signs of a list of columns."""
+    """A recursive-descent parser of a list of columns, which was split into words and signs."""
 
     def __init__(self, text: str) -> None:
         self._text = text

@@ -114,7 +114,7 @@ def value_by_schema(versions: Sequence[SchemaVersion]) -> Callable[[bytes], Any]
     It raises ValueError for a value that fits no version.
 
     Args:
-        versions: of the schema, ascending, at least one.
+        versions: the versions of the schema, ascending, at least one.
     """
     newest = versions[-1]
     if newest.format == "avro":

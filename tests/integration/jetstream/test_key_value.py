@@ -44,6 +44,21 @@ async def test_values_are_put_and_got(bucket):
         await kv.get("weight")
 
 
+async def test_a_bucket_has_the_settings_that_its_clients_ask_for(bucket, ask):
+    """A client may compare them with what it asked for."""
+    kv = await bucket(history=5)
+    config = (await ask(f"STREAM.INFO.{kv._stream}"))["config"]
+    wanted = {
+        "discard": "new",
+        "deny_delete": True,
+        "deny_purge": False,
+        "allow_rollup_hdrs": True,
+        "max_msgs_per_subject": 5,
+        "max_bytes": -1,
+    }
+    assert {name: config.get(name, False) for name in wanted} == wanted
+
+
 async def test_an_old_revision_is_gone_at_once(bucket, ask):
     """With a history of one, nothing but the newest value is seen, in no way of looking."""
     kv = await bucket()

@@ -190,6 +190,17 @@ async def test_subjects_are_counted(ask, stream):
     assert (page["total"], page["offset"], page["limit"]) == (2, 1, 100_000)
 
 
+@pytest.mark.parametrize("body", [b"", b" ", b"null", b" null\n", b"{}"])
+async def test_a_body_may_have_no_fields(ask, stream, body):
+    """Clients in Rust and Go send ``null`` where they ask for nothing in particular."""
+    assert "error" not in await ask("INFO", body)
+    assert stream.name in (await ask("STREAM.NAMES", body))["streams"]
+    assert (await ask(f"STREAM.INFO.{stream.name}", body))["config"]["name"] == stream.name
+    await stream.js.publish(stream.subject("x"), b"1")
+    assert (await ask(f"STREAM.PURGE.{stream.name}", body))["purged"] == 1
+    assert (await ask(f"CONSUMER.NAMES.{stream.name}", body))["total"] == 0
+
+
 async def test_what_cannot_be_is_rejected_with_the_same_numbers(ask, stream):
     """Errors of requests about streams: code, number and text."""
     missing = (404, 10059, "stream not found")

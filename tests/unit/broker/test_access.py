@@ -7,9 +7,14 @@ import pytest
 from strandline.broker.access import Access, read_secret
 from strandline.clock import ManualClock
 from strandline.config import AuthConfig, BrokerConfig, ClusterConfig
-from strandline.core.metadata.access_commands import AddToken, Grant, Revoke, RevokeToken
 from strandline.core.metadata.apply import apply
-from strandline.core.metadata.commands import AllocateProducerIds
+from strandline.core.metadata.commands import (
+    AddToken,
+    AllocateProducerIds,
+    Grant,
+    Revoke,
+    RevokeToken,
+)
 from strandline.core.metadata.image import BrokerImage, MetadataImage
 from strandline.errors import (
     InvalidConfigError,

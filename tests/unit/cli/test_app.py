@@ -124,8 +124,12 @@ def test_wrong_usage_exits_2(run, arguments):
         (("stream", "create", "--output=json"), "Missing argument 'NAME'"),
         (
             ("publish", "orders", "x", "--header", "novalue", "-o", "json"),
-            "'novalue' is not a header",
+            "Invalid value for '--header': 'novalue' is not a header",
         ),
+        (("read", "orders", "--from", "soon", "-ojson"), "Invalid value for '--from': 'soon'"),
+        (("read", "orders", "--to", "soon", "-ojson"), "Invalid value for '--to': 'soon'"),
+        (("group", "reset", "g", "s", "--to", "x", "-ojson"), "Invalid value for '--to': 'x'"),
+        (("quota", "set", "p", "--read", "x", "-ojson"), "Invalid value for '--read': 'x'"),
         (("publish", "orders", "--message-id", "m", "-o", "json"), "--message-id names one"),
     ],
 )

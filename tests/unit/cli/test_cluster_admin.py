@@ -57,7 +57,7 @@ def test_a_broker_that_stands_alone_has_no_cluster(url, words):
     """It says so, and where to read on."""
     done = run(*words, server=url)
     assert done.exit_code == 1
-    assert "not part of a cluster" in done.stderr
+    assert "not part of a cluster: 'strandline top' shows one alone" in done.stderr
 
 
 def test_an_unclean_election_is_announced_loudly(url):

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from strandline.servers.http.console.static import DIRECTORY
 from strandline.telemetry import METRICS, PREFIX, metric_names
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
-BOARD = json.loads((DEPLOY / "grafana" / "strandline.json").read_text())
+BOARD = json.loads((DIRECTORY / "grafana.json").read_text())
 RULES = yaml.safe_load((DEPLOY / "prometheus" / "rules.yaml").read_text())
 PANELS = [panel for panel in BOARD["panels"] if panel["type"] != "row"]
 HISTOGRAMS = {PREFIX + field.name for field in METRICS if field.metadata["kind"] == "histogram"}

@@ -8,8 +8,8 @@ from strandline.broker.access import Access, Caller
 from strandline.clock import ManualClock
 from strandline.config import BrokerConfig
 from strandline.core.metadata.apply import apply
+from strandline.core.metadata.commands import RemoveQuota, SetQuota
 from strandline.core.metadata.image import MetadataImage
-from strandline.core.metadata.quota_commands import RemoveQuota, SetQuota
 from strandline.errors import QuotaExceededError
 from strandline.security.policy import Identity
 from strandline.security.principal import ANONYMOUS, Principal

@@ -90,6 +90,8 @@ FIELDS = [
     ("DECIMAL(5,2)", "1", Decimal("1.00"), "1.00"),
     ("DECIMAL(5,2)", "1e2", Decimal("100.00"), "100.00"),
     ("DECIMAL(5,2)", "9999.999", DEAD, DEAD),
+    ("DECIMAL(5,2)", "1000", DEAD, DEAD),
+    ("DECIMAL(5,2)", "1e-9999", DEAD, "0.00"),
     ("DECIMAL(5,2)", "-0.00", Decimal("0.00"), "0.00"),
     ("DECIMAL(5,2)", '"x"', DEAD, DEAD),
     ("STRING", '"x"', "x", "x"),

@@ -2,7 +2,9 @@
 
 import io
 import json
+import re
 from datetime import UTC, date, datetime, time
+from pathlib import Path
 from uuid import UUID
 
 import fastavro
@@ -378,6 +380,43 @@ def test_what_columns_make_of_odd_json(kind, text, ours, sparks):
     found = decoded([f'{{"a":{text}}}'.encode()], schema=schema)
     got = json_cases.DEAD if found.bad else found.rows.to_pylist()[0]["a"]
     assert got == ours or (got != got and ours != ours)
+
+
+def statements():
+    """What the docs' table says of whole JSON texts: types, text, of a load, of ``from_json``."""
+    page = Path(__file__).parents[3] / "docs" / "pipelines.md"
+    table = page.read_text().partition("### JSON values\n")[2].partition("\nWithout `schema`")[0]
+    kinds = []
+    for line in table.splitlines():
+        cells = [cell.strip() for cell in line.split("|")][1:-1]
+        if len(cells) != 4 or cells[1] == "JSON":
+            continue
+        if cells[0]:
+            integers = ["TINYINT", "SMALLINT", "INT", "BIGINT"]
+            kinds = re.findall("`([^`]+)`", cells[0]) or (cells[0] == "integers" and integers)
+        for text in re.findall("`([^`]+)`", cells[1]):
+            if kinds and "…" not in text and text not in json_cases.TYPES:
+                yield kinds, text, *cells[2:]
+
+
+def test_the_table_in_the_docs_says_what_the_cases_say():
+    """Which values are rejected, by a load and by Spark; the other tests show that it is so."""
+    checked = 0
+    for kinds, text, of_load, of_spark in statements():
+        cases = [
+            case
+            for case in json_cases.FIELDS
+            if case[1] == text and case[0].partition("<")[0] in kinds
+        ]
+        is_a_part = text in ("+0200", "+02", "24:00:00", "[Europe/Berlin]", "t", "z")
+        assert is_a_part or cases, (kinds, text)
+        for _, _, ours, sparks in cases:
+            checked += 1
+            for said, found in ((of_load, ours), (of_spark, sparks)):
+                if "; " not in said:  # one text for several values
+                    is_rejected = said.startswith("rejected")
+                    assert is_rejected == (found == json_cases.DEAD), (kinds, text)
+    assert checked > 40
 
 
 @pytest.mark.parametrize(("text", "ours", "sparks"), json_cases.WHOLE)

@@ -9,10 +9,9 @@ import pytest
 
 import strandline
 from strandline.errors import InvalidConfigError, InvalidRecordError
-from strandline.spark.connection import forget_client
 from strandline.spark.pipelines.config import decode_pipeline
 from strandline.spark.pipelines.local import run_local
-from tests.kit.local_loads import FORMATS, LocalLoad
+from tests.kit.local_loads import FORMATS
 from tests.kit.proto import compiled, message_class
 
 ONE = {
@@ -38,17 +37,6 @@ def renamed(client, **names):
         for c in client.schemas.get("orders").columns
     ]
     client.schemas.set("orders", json.dumps(columns))
-
-
-@pytest.fixture
-def load(strandline_url, tmp_path):
-    """A load of ``orders`` whose file says only what the values are."""
-    with strandline.connect(strandline_url.flight) as client:
-        client.create_stream("orders")
-        client.create_stream("bad")
-        made = LocalLoad(strandline_url.flight, client, tmp_path, partitions=1, schema=None)
-        yield made
-    forget_client(strandline_url.flight)
 
 
 def loaded(load, *names):

@@ -28,6 +28,16 @@ def test_what_was_spent_is_put_aside_again(reserve, tmp_path):
     assert size(tmp_path) == 3 * BYTES_MIN
 
 
+def test_what_is_there_is_not_written_again(reserve, tmp_path):
+    """It is renewed after every removal."""
+    reserve.renew()
+    before = (tmp_path / FILE_NAME).stat()
+    reserve.renew()
+    reserve.renew(BYTES_MIN)
+    after = (tmp_path / FILE_NAME).stat()
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
 def test_no_space_for_it_is_a_warning(reserve, tmp_path, disk, monkeypatch, caplog):
     """A full disk has no room for a reserve: the next removal may have to do without."""
 

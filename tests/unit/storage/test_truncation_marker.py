@@ -118,6 +118,21 @@ def test_a_corrupt_note_is_reported(data):
     assert corruption.file.name == MARKER_NAME
 
 
+@pytest.mark.parametrize("size", [50, 1500], ids=["in one segment", "over segments"])
+def test_without_its_marker_a_log_ends_as_the_journal_does(data, size):
+    """Batches in the journal from before the truncation give way to those from after it."""
+    data.checkpoint()
+    for _ in range(6):
+        data.turn(A, size=size)
+    log = cut(data, 2)
+    for _ in range(2):
+        data.turn(A, size=size + 7)
+    (log.directory / MARKER_NAME).write_bytes(b"00000000\n{}\n")
+    [corruption] = data.die().corruption
+    assert corruption.file.name == MARKER_NAME
+    data.check(A)
+
+
 @pytest.mark.parametrize(
     ("at", "first", "is_newer"),
     [(6, 0, False), (7, 0, False), (5, 99, True), (None, 13, True), (None, 14, False)],

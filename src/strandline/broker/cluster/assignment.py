@@ -12,9 +12,9 @@ def assignment(
     """Convert a partition's metadata to the event for its replica.
 
     Args:
-        partition: of the image.
-        image: of the metadata.
-        name: of the partition.
+        partition: the partition in the image.
+        image: the image of the metadata.
+        name: the name of the partition.
         is_older: the replica's log is from before an unclean election.
     """
     config = image.streams[name.stream].config

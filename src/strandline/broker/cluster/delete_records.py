@@ -30,7 +30,7 @@ class LogStarts:
     """The log start offsets of this broker's replicas.
 
     Args:
-        replicas: of this broker.
+        replicas: the replicas of this broker.
         operations: proposes to the metadata.
         reclaimer: removes records.
         telemetry: counters.

@@ -39,10 +39,10 @@ async def hand_over(
     """Transfer this broker's leaderships to others, as far as possible in the time allowed.
 
     Args:
-        run: of the broker, which is registered.
+        run: the present run of the broker, which is registered.
         quorum: this broker's member.
         machine: has the newest image.
-        replicas: of its partitions.
+        replicas: the replicas of its partitions.
         session: proposes the shutdown.
     """
     replicas.resign()

@@ -50,7 +50,7 @@ def begin_incarnation(
     """Count a start of the broker; a new directory becomes the broker's.
 
     Args:
-        directory: of the broker's data.
+        directory: the directory of the broker's data.
         cluster: the cluster's name.
         broker: the broker's id.
         disk: the file system.

@@ -81,7 +81,7 @@ class ClusterMembership:
         config: the broker's settings.
         store: the quorum member's disk.
         committer: writes batches and entries.
-        identity: of the data directory.
+        identity: the identity of the data directory.
         clock: the time.
         telemetry: counters.
         on_image: called with each image that streams and replicas may use.
@@ -162,8 +162,8 @@ class ClusterMembership:
             telemetry=telemetry,
             session=Session(self._requests),
             move_rate=_move_rate(config),
+            trace=self.trace,
         )
-        self.replicas.trace = self.trace
         self.replica_status = status = ReplicaStatusQuery(self.replicas, rpc)
         self.controller = ControllerRunner(self.quorum, self._newest, status.ask, clock=clock)
         self.quorum.on_leadership.append(self._note_leadership)

@@ -133,7 +133,7 @@ class Operations:
         """Elect a replica and make it the preferred leader, so that balancing does not undo it.
 
         Args:
-            name: of the partition.
+            name: the name of the partition.
             leader: the new leader.
             is_unclean: also if it may lack committed records, which are then lost.
 

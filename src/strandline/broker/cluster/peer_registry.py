@@ -1,6 +1,7 @@
 """The peers: brokers that this one connects to and admits."""
 
 import secrets
+from functools import partial
 from pathlib import Path
 
 from strandline.broker.cluster.identity import DirectoryIdentity
@@ -26,7 +27,7 @@ class PeerRegistry:
     Args:
         config: this broker's settings.
         events: the callbacks of the links.
-        identity: of the data directory.
+        identity: the identity of the data directory.
         machine: has the newest image.
         quorum: has the newest members.
         trace: the trace of frames; None: none.
@@ -48,7 +49,7 @@ class PeerRegistry:
         self._machine = machine
         self._quorum = quorum
         frame_bytes = max(FRAME_BYTES_MIN, 4 * config.limits.batch_bytes)
-        self.links = (PeerLinks if trace is None else TracedLinks)(
+        self.links = (PeerLinks if trace is None else partial(TracedLinks, trace))(
             PeerIdentity(
                 cluster_id=cluster.name,
                 broker_id=self._me,
@@ -61,8 +62,6 @@ class PeerRegistry:
             tls=_tls_files(cluster),
             limits=LinkLimits(frame_bytes_max=frame_bytes, queue_bytes_max=frame_bytes),
         )
-        if isinstance(self.links, TracedLinks) and trace is not None:
-            self.links.trace = trace
         for number, (host, port) in self._settings.items():
             if number != self._me:
                 self.links.add_peer(BrokerId(number), Address(host, port))

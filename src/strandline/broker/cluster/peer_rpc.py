@@ -49,7 +49,7 @@ class PeerRpc:
         Args:
             to: the receiver.
             question: builds the request from its number.
-            kind: of the expected answer; ``Failed`` ends the wait, too.
+            kind: the kind of the expected answer; ``Failed`` ends the wait, too.
 
         Returns:
             A future of the answer, or of an ``UnavailableError`` if the outcome is unknown. None if

@@ -23,7 +23,7 @@ class ReplicaStatusQuery:
     """Requests for log ends to other brokers, and from them.
 
     Args:
-        replicas: of this broker.
+        replicas: the replicas of this broker.
         rpc: requests to and from other brokers.
     """
 

@@ -7,6 +7,7 @@ this start's own registration (``replication.events.Assigned``).
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 from strandline.broker.cluster.alter_partition import IsrProposals
@@ -65,6 +66,7 @@ class Replicas:
         session: proposes ISR changes.
         limits: the replicas' timeouts.
         move_rate: the limit for replicas that a move adds; None: unlimited.
+        trace: the trace of the replicas' events; None: none is written.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Replicas:
         session: Session,
         limits: ReplicationLimits | None = None,
         move_rate: ReplicationThrottle | None = None,
+        trace: Trace | None = None,
     ) -> None:
         self.committer = committer
         self.drivers: dict[LogId, ReplicaDriver] = {}
@@ -96,8 +99,7 @@ class Replicas:
         self._is_watermark_due = False
         self._is_scheduled = False
         self._has_sent = False
-        self.trace: Trace | None = None
-        """The trace of the replicas' events, if one is written."""
+        self._trace = trace
         self._loop = asyncio.get_running_loop()
         self._reading: set[asyncio.Future[None]] = set()
         self._send_queue = committer.send_queue
@@ -133,10 +135,10 @@ class Replicas:
             epochs=leader_epochs(log),
         )
         me, incarnation, session = self._life
-        kind = Replica if self.trace is None else TracedReplica
+        kind: Callable[..., Replica] = Replica
+        if self._trace is not None:
+            kind = partial(TracedReplica, name=str(partition.name), trace=self._trace)
         replica = kind(me, state, limits=self._limits, session=session, incarnation=incarnation)
-        if isinstance(replica, TracedReplica) and self.trace is not None:
-            replica.name, replica.trace = str(partition.name), self.trace
         self.drivers[partition.log_id] = ReplicaDriver(partition, replica, self)
 
     def drop(self, log_id: LogId, error: StrandlineError) -> None:

@@ -33,9 +33,9 @@ class StorageWatch:
     """Watches one broker's disk.
 
     Args:
-        directory: of the broker's data.
+        directory: the directory of the broker's data.
         disk: the file system.
-        membership: the broker's.
+        membership: the broker's membership.
         telemetry: records writes that failed for lack of space, and successful probes.
         clock: the time.
         free_bytes_min: once a write failed, less space than this counts as full.

@@ -7,6 +7,7 @@ docs/traces.md.
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -50,13 +51,21 @@ def take_clock(trace: Trace, frame: Frame) -> None:
 
 
 class TracedLinks(PeerLinks):
-    """Links that send our clock before every frame; set ``trace`` before the first."""
+    """Links that send our clock before every frame.
 
-    trace: Trace
+    Args:
+        trace: has the clock.
+        *args: those of ``PeerLinks``.
+        **options: those of ``PeerLinks``.
+    """
+
+    def __init__(self, trace: Trace, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._trace = trace
 
     def send(
         self, broker: BrokerId, channel: int, header: bytes, *, attachments: Sequence[Data] = ()
     ) -> bool:
         """Send a frame, and before it this broker's vector clock."""
-        super().send(broker, TRACE, _encode(self.trace.clock))
+        super().send(broker, TRACE, _encode(self._trace.clock))
         return super().send(broker, channel, header, attachments=attachments)

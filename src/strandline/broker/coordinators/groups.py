@@ -136,7 +136,7 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
             group: the group's name.
             positions: offsets of the next records to consume.
             member: the member that consumed; empty: none.
-            epoch: of the member's last answer.
+            epoch: the epoch of the member's last answer.
             number: counts the member's commits from 1, and is the same in a repeat; 0: the commit
                 is never repeated.
             transaction: the offsets count when it commits.
@@ -376,7 +376,7 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
         """Return the partition count and creation time of streams that groups can consume.
 
         Args:
-            names: of the streams; None: all. Internal streams are not included.
+            names: the names of the streams; None: all. Internal streams are not included.
         """
         found = [each for each in self.broker.streams(names) if each.name != GROUPS_STREAM]
         partitions = {stream.name: len(stream.partitions) for stream in found}

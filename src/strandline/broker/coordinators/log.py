@@ -20,7 +20,7 @@ def read_entries(partition: Partition, end: Offset, *, skips_corrupt: bool) -> l
     """Return the values of a partition's records below ``end``.
 
     Args:
-        partition: of the coordinator.
+        partition: the partition of the coordinator.
         end: the offset at which the next term begins.
         skips_corrupt: continue without corrupt entries, and log that.
 

@@ -182,7 +182,7 @@ class TransactionCoordinatorService(CoordinatorRuntime[Coordinator]):
         return make
 
     def begun(self, term: CoordinatorTerm[Coordinator]) -> None:
-        """Begin a term; markers of the last one may be pending."""
+        """Continue with the transactions whose markers an earlier term left pending."""
         self._carry_out(term, term.machine.resume())
 
     def ended(self) -> None:

@@ -38,8 +38,8 @@ class CorruptionReports:
         """Report a corrupt range; any thread.
 
         Args:
-            name: of the partition.
-            log_id: of its log.
+            name: the name of the partition.
+            log_id: the id of its log.
             error: has the file and position.
             repair: called on the loop with the range of offsets, if it is known.
         """

@@ -68,7 +68,7 @@ class FrameDecoder:
 
     Args:
         frame_bytes_max: the largest frame, its prefix included.
-        attachments_max: of one frame.
+        attachments_max: the limit of one frame.
         receive_bytes: size of the receive buffer.
     """
 

@@ -44,10 +44,10 @@ class CommittedRecords:
     """The committed records of one partition.
 
     Args:
-        name: of the partition.
+        name: the name of the partition.
         log: which holds them.
-        log_id: of the log.
-        config: of the stream.
+        log_id: the id of the log.
+        config: the stream's settings.
         clock: for the age of records.
         corruption: gets reports of corrupt batches; None: only their readers see them.
         repair: is asked to repair them.
@@ -170,7 +170,7 @@ class CommittedRecords:
         markers. The caller drops records below ``offset``.
 
         Args:
-            offset: of the first record wanted.
+            offset: the offset of the first record wanted.
             bytes_max: about how many bytes to return, but at least one batch.
             below: only batches whose base offset is less than this; None: up to the stable offset.
             with_replaced: also records that per-subject retention no longer keeps.

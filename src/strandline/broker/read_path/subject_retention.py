@@ -55,8 +55,8 @@ class SubjectRetention:
     """The visible records of each subject of a partition.
 
     Args:
-        log: of the partition.
-        config: of the stream.
+        log: the log of the partition.
+        config: the stream's settings.
         clock: for the age of records.
     """
 
@@ -179,7 +179,7 @@ class SubjectRetention:
         """Read the batches that readers may see, with only the kept records.
 
         Args:
-            offset: of the first record wanted.
+            offset: the offset of the first record wanted.
             bytes_max: about how many bytes to return.
             below: the stable offset.
 
@@ -234,8 +234,8 @@ class RetainedSearch:
     """A search among the kept records of some subjects; replaces a ``SubjectSearch``.
 
     Args:
-        retention: of the partition.
-        patterns: of subjects; none, or ``>``: every subject matches.
+        retention: the retention of the partition.
+        patterns: the patterns of subjects; none, or ``>``: every subject matches.
 
     Attributes:
         patterns: none: every subject matches.

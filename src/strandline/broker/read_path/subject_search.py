@@ -58,7 +58,7 @@ class SubjectSearch:
 
     Args:
         log: of a partition.
-        patterns: of subjects; none, or ``>``: every subject matches.
+        patterns: the patterns of subjects; none, or ``>``: every subject matches.
 
     Attributes:
         patterns: none: every subject matches.

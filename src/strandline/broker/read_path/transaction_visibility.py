@@ -110,9 +110,9 @@ class PartitionTransactions:
     """The transactions of one partition.
 
     Args:
-        log: of the partition.
+        log: the log of the partition.
         start: no batch below this offset belongs to a transaction.
-        high_watermark: the partition's.
+        high_watermark: the partition's high watermark.
     """
 
     def __init__(self, log: Log, *, start: Offset, high_watermark: Offset) -> None:
@@ -150,7 +150,7 @@ class PartitionTransactions:
         """Build the index from the log, on a thread if that is large; retry until it works.
 
         Args:
-            name: of the partition, for messages.
+            name: the name of the partition, for messages.
             loaded: called on the loop when the index is complete.
         """
 

@@ -17,8 +17,8 @@ def read_visible(
     """Read the batches that readers may see.
 
     Args:
-        log: of the partition.
-        offset: of the first record wanted.
+        log: the log of the partition.
+        offset: the offset of the first record wanted.
         bytes_max: about how many bytes to return.
         below: a stable offset.
         counts: whether a transaction's batch is committed.

@@ -34,7 +34,7 @@ class Admission(Generic[PartitionT]):
     """The limits, error state and counters that all partitions share with the group committer.
 
     Args:
-        limits: of records and of what is pending.
+        limits: the limits of records and of what is pending.
         clock: the time.
         wake: requests a group commit.
         corruption: receives reports of corrupt batches; None: only their readers see them.

@@ -30,7 +30,7 @@ class AppendQueue:
     """The partitions that wait for a group commit.
 
     Args:
-        loop: the broker's.
+        loop: the broker's event loop.
         admission: has the queue, its list ``dirty``.
     """
 

@@ -67,7 +67,7 @@ def append_atomic(
     """Accept records that are stored all or not at all; the one ack has the first one's offset.
 
     Args:
-        partition: of the records.
+        partition: the partition of the records.
         records: in order; not empty, and no more than a batch can have.
         admission: its limits, and its counters.
         ack_sink: receives the outcome.

@@ -29,7 +29,7 @@ class BusyPoll:
     """Keeps the loop from sleeping, by always having something to call in its next round.
 
     Args:
-        loop: the broker's.
+        loop: the broker's event loop.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

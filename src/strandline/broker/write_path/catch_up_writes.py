@@ -39,7 +39,7 @@ class CatchUpWrites:
     """Finished batches for logs: large ones are written here, the others in the group commit.
 
     Args:
-        loop: the broker's.
+        loop: the broker's event loop.
         admission: says whether storage has failed, and requests a group commit.
         copies: the writes of the group commit.
         telemetry: counters.

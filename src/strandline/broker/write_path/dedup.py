@@ -141,7 +141,7 @@ def load_window(
     """Load the window of a partition from its log, as it was before a restart; any thread.
 
     Args:
-        log: of the partition; while this runs, no record with an id is added.
+        log: the log of the partition; while this runs, no record with an id is added.
         window_ms: how long ids are remembered.
         now_ns: by the wall clock, as the records' timestamps are.
         steady_ns: now, by the clock of ``find`` and ``add``; None: the wall clock.

@@ -108,8 +108,8 @@ class Duplicates:
     """The message ids and producers of one partition.
 
     Args:
-        name: of the partition, for messages.
-        log: of the partition.
+        name: the name of the partition, for messages.
+        log: the log of the partition.
         admission: has the clocks; counts what is held.
     """
 

@@ -37,8 +37,8 @@ class GroupCommitter:
     """Executes one plan after the other.
 
     Args:
-        loop: the broker's loop; everything here runs on its thread.
-        limits: of records, of what is pending and of a group commit.
+        loop: the broker's event loop; everything here runs on its thread.
+        limits: the limits of records, of what is pending and of a group commit.
         clock: read once per group commit.
         telemetry: counters.
         on_poisoned: called once when a write or sync failed.

@@ -84,7 +84,7 @@ class IoPlan:
         """Append batches to their logs and one entry to the journal, unsynced.
 
         Args:
-            journal: of all logs.
+            journal: the journal of all logs.
             now_ns: the time of the batches.
             no_file: why the journal could make no file, if the entry needs one.
 

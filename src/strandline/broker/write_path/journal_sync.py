@@ -31,7 +31,7 @@ class JournalSync:
     """Makes room in the journal, and syncs the entry that was written last.
 
     Args:
-        loop: the broker's.
+        loop: the broker's event loop.
         clock: measures syncs on the loop.
         telemetry: counters.
         segments: can be written meanwhile.

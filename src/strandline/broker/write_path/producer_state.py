@@ -238,7 +238,7 @@ def load_producers(
     Reads back as far as a producer would still be remembered, at about a microsecond per batch.
 
     Args:
-        log: of the partition.
+        log: the log of the partition.
         now_ns: replaces the time of the last record if that is corrupt, or ahead of it.
         end: batches below are read; None: all.
         is_wanted: reading stops when it returns False.

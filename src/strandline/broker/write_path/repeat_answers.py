@@ -25,7 +25,7 @@ class RepeatAnswers:
     """The acknowledgements of one partition's repeated appends.
 
     Args:
-        partition: of the records.
+        partition: the partition of the records.
         admission: counts repeats, and sends the acks.
     """
 

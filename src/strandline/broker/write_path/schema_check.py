@@ -30,7 +30,7 @@ class SchemaCheck:
 
     Args:
         stream: its name.
-        versions: of its schema, ascending, at least one.
+        versions: the versions of its schema, ascending, at least one.
     """
 
     def __init__(self, stream: str, versions: Sequence[SchemaVersion]) -> None:

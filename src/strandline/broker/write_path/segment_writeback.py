@@ -23,7 +23,7 @@ class SegmentWriteback:
     """The logs with batches that are in memory only.
 
     Args:
-        loop: the broker's.
+        loop: the broker's event loop.
         on_poisoned: called when a write failed.
     """
 

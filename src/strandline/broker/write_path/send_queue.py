@@ -24,7 +24,7 @@ class SendQueue:
 
     Args:
         telemetry: counts acks.
-        loop: the broker's; None: the running one.
+        loop: the broker's event loop; None: the running one.
     """
 
     def __init__(

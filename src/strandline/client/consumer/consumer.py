@@ -93,7 +93,7 @@ class Consumer:
 
     Args:
         source: the client to read with.
-        coordinator: of the group.
+        coordinator: the coordinator of the group.
         group: its name.
         streams: streams to consume.
         options: options of the consumer.

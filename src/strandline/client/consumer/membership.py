@@ -59,7 +59,7 @@ class GroupMembership:
     """A member of a group, from ``join`` to ``leave``.
 
     Args:
-        coordinator: of the group.
+        coordinator: the coordinator of the group.
         group: its name.
         streams: streams to consume.
         instance: name of a static member; empty for others.

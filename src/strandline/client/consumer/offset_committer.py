@@ -25,7 +25,7 @@ class OffsetCommitter:
 
     Args:
         group: its name.
-        membership: of the consumer.
+        membership: the membership of the consumer.
         positions: the next offset to return of each partition; shared with the consumer.
         commit_call: stores the offsets.
         interval_s: commit interval; None: only when asked to.

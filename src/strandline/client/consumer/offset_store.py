@@ -73,7 +73,7 @@ class LogOffsetStore:
     """Offsets in the log, kept by the group coordinator: the default of consumers.
 
     Args:
-        coordinator: of the groups.
+        coordinator: the coordinator of the groups.
         timeout_s: how long to try.
     """
 

@@ -32,7 +32,7 @@ class ConditionalAppender:
     """Appends single records to partitions; safe to use from several threads.
 
     Args:
-        brokers: of the cluster.
+        brokers: the brokers of the cluster.
         timeout_s: how long a record is tried for.
     """
 

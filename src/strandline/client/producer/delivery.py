@@ -38,6 +38,7 @@ from strandline.client.transactions.transaction_context import TransactionContex
 from strandline.errors import (
     DisconnectedError,
     InvalidRequestError,
+    NotLeaderError,
     OutOfOrderSequenceError,
     RequestTimeoutError,
     StrandlineError,
@@ -82,7 +83,7 @@ class ProducerDelivery:
     """The path of records from a producer to a stream.
 
     Args:
-        brokers: of the cluster.
+        brokers: the brokers of the cluster.
         request: the request of each put.
         routes: the leaders of the stream's partitions, as far as known.
         options: sizes and times.
@@ -401,8 +402,10 @@ class ProducerDelivery:
         if now_s - since_s < LOG_DELAY_S:
             self._log_delay_end(now_s)
             return
-        loss = self._leaders.loss_since(since_s)
-        if oldest is not None and loss is not None and self._delayed_since_s is None:
+        if oldest is None or self._delayed_since_s is not None:
+            return
+        loss = self._no_leader(oldest.partition) or self._leaders.loss_since(since_s)
+        if loss is not None:
             self._delayed_since_s = since_s
             logger.warning(
                 "no ack for records of %s in %.0f s; they time out in %.0f s: %s",
@@ -438,10 +441,21 @@ class ProducerDelivery:
                 self._leaders.look_up(self._leaders.led_by(sender.address), error)
                 sender.reset()
 
+    def _no_leader(self, partition: int) -> StrandlineError | None:
+        """Return the error of a partition of which brokers say that it has no leader."""
+        if self._leaders[partition]:
+            return None
+        return NotLeaderError(
+            f"{self._request.stream}/{partition} has no leader; 'strandline cluster status' names "
+            "the brokers that are away"
+        )
+
     def _timeout(self, expired: ExpiredBatch[AnyProducerBatch]) -> StrandlineError:
         """Return the error of a batch past its deadline."""
         limit = f"{self._options.timeout_s:g} s"
-        reason = expired.error or self._leaders.last_loss
+        reason = (
+            expired.error or self._no_leader(expired.batch.partition) or self._leaders.last_loss
+        )
         if expired.is_in_flight:
             what = f"no ack from {self._leaders[expired.batch.partition]} within {limit}"
             loss = self._leaders.loss_since(expired.batch.deadline_s - self._options.timeout_s)

@@ -65,10 +65,10 @@ class AppendOptions(RecordOptions, total=False):
 
 
 class Producer(ClosesOnExit):
-    """Appends to one stream; safe to use from several threads. Use it as a context, or ``close``.
+    """Appends to one stream; safe to use from several threads. Use it in ``with``, or ``close`` it.
 
     Args:
-        brokers: of the cluster.
+        brokers: the brokers of the cluster.
         stream: the stream to append to.
         server: the broker whose limits apply.
         acks: ack level; None: the stream's own, which is the highest allowed.
@@ -356,7 +356,7 @@ def _name(name: Any) -> str:
 
 
 def _size_of(record: ProducerRecord) -> int:
-    """Return the bytes of value, key and headers."""
+    """Return how many bytes value, key and headers have together."""
     size = len(record.value or b"") + len(record.key or b"")
     for name, value in record.headers or ():
         size += len(name.encode()) + len(value)

@@ -28,7 +28,7 @@ class PutStream:
     Args:
         connection: to the broker.
         request: where to append.
-        schema: of the batches.
+        schema: the schema of the batches.
         on_ack: called with each ack, on the ack thread.
         on_end: called on the ack thread after the last ack.
 

@@ -55,7 +55,7 @@ class ClusterReader(ReplicaSelector):
     """A read in progress.
 
     Args:
-        brokers: of the cluster.
+        brokers: the brokers of the cluster.
         request: what to read.
         replica: which replicas to read.
         timeout_s: how long a partition may be unreachable.

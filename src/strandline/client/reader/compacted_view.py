@@ -28,7 +28,7 @@ def compacted_view(
     """Return the newest record of each key, ordered by partition and offset.
 
     Args:
-        client: of the broker.
+        client: a client of the broker.
         stream: its name; a key must always be in the same partition, which producers ensure.
         columns: as ``Client.read``; None: all.
         **filters: as ``Client.read``.
@@ -53,7 +53,7 @@ def compact_batches(
 
     Args:
         batches: with a column ``key``.
-        schema: of the batches.
+        schema: the schema of the batches.
         fold_bytes: size of the records gathered before they are merged into the view.
     """
     kept = schema.empty_table()

@@ -58,7 +58,7 @@ class ReplicaSelector:
     """The bounds of a read's partitions and the brokers where they are read.
 
     Args:
-        brokers: of the cluster.
+        brokers: the brokers of the cluster.
         request: what to read.
         replica: which replicas to read.
         timeout_s: how long a partition may be unreachable.

@@ -22,7 +22,7 @@ class CoordinatorCalls:
     """Calls to the coordinator.
 
     Args:
-        brokers: of the cluster.
+        brokers: the brokers of the cluster.
         timeout_s: how long to retry.
     """
 

@@ -146,8 +146,8 @@ class TransactionalClient(ABC):
         Args:
             transaction_id: the id under which batches are committed.
             batch_id: larger than the last one committed; or the same, for a repeat.
-            refs: of the finished parts; empty ones are ignored.
-            fingerprint: of the batch; a repeat must have the same.
+            refs: references to the finished parts; empty ones are ignored.
+            fingerprint: the fingerprint of the batch; a repeat must have the same.
             offsets: to commit with it, by consumer group without members.
 
         Raises:

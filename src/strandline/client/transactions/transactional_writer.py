@@ -39,7 +39,7 @@ class TransactionalWriter:
         calls: to the coordinator.
         make_producer: makes the producer of a stream.
         positions: the store of committed offsets.
-        id_: of the transaction.
+        id_: the id of the transaction.
         producer: its producer id and epoch.
     """
 

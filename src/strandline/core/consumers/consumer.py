@@ -286,7 +286,7 @@ class PullConsumer:
 
         Args:
             kind: acknowledged, rejected, terminated, or still in progress.
-            sequence: of the record.
+            sequence: the sequence of the record.
             consumer_sequence: of its delivery; used with the policy that acknowledges all before.
             now_ms: the time.
             delay_ms: the delay before a rejected record is delivered again.

@@ -76,8 +76,8 @@ def merged_sequence(within: int, number: int, count: int) -> int:
 
     Args:
         within: its sequence in its partition.
-        number: the partition's.
-        count: of the partitions.
+        number: the partition's number.
+        count: the number of partitions.
     """
     return (within - 1) * count + number + 1
 

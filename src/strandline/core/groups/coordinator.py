@@ -82,7 +82,7 @@ class GroupCoordinator:
         partitions: how many each stream has.
         created: when each was created.
         now_ms: the time; every member's session timeout starts again here.
-        sequence: of the next entry.
+        sequence: the sequence of the next entry.
         entries: how many are stored already.
     """
 
@@ -429,7 +429,7 @@ class GroupCoordinator:
         """Move a member towards its target, as far as others have released; return what it has.
 
         Args:
-            name: of the group.
+            name: the name of the group.
             member: as it is.
             held: the partitions it reports to consume, whose positions it knows.
         """
@@ -514,7 +514,9 @@ def _check_no_consumer(name: str, group: ConsumerGroup) -> None:
         GroupInUseError: it is one.
     """
     if group.consumer:
-        raise GroupInUseError(f"group {name!r} is a NATS consumer's, which alone reads for it")
+        raise GroupInUseError(
+            f"group {name!r} belongs to a NATS consumer, its only reader; use another group"
+        )
 
 
 def _check_epoch(name: str, group: ConsumerGroup, epoch: int) -> None:

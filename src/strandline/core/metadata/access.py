@@ -6,7 +6,7 @@ alike; a token's id never passes to another principal while the token exists.
 
 import msgspec
 
-from strandline.core.metadata.access_commands import AddToken, Grant, Revoke, RevokeToken
+from strandline.core.metadata.commands import AddToken, Grant, Revoke, RevokeToken
 from strandline.core.metadata.image import MetadataImage
 from strandline.core.metadata.outcome import CommandRejectedError
 from strandline.security.acl import Rule, check_rule
@@ -50,7 +50,7 @@ def add_token(image: MetadataImage, command: AddToken) -> MetadataImage:
     known = image.tokens.get(token.id)
     if known is not None and known.principal != token.principal:
         raise CommandRejectedError(
-            "duplicate_token", f"there is a token {token.id}; make another one"
+            "duplicate_token", f"a token with the id {token.id} exists; create one with another id"
         )
     if known is None and len(image.tokens) >= TOKENS_MAX:
         raise CommandRejectedError("limit", f"there are {TOKENS_MAX} tokens; revoke some")

@@ -27,10 +27,10 @@ from strandline.core.metadata import (
     stream_keys,
     streams,
 )
-from strandline.core.metadata.access_commands import AddToken, Grant, Revoke, RevokeToken
 from strandline.core.metadata.commands import (
     AddPartitions,
     AddSchema,
+    AddToken,
     AdmitBroker,
     AllocateProducerIds,
     BeginShutdown,
@@ -46,6 +46,7 @@ from strandline.core.metadata.commands import (
     FinishReassignment,
     ForgetDirectory,
     ForgetEvents,
+    Grant,
     JoinGroup,
     KeepStreamKeys,
     LeaveGroup,
@@ -57,14 +58,17 @@ from strandline.core.metadata.commands import (
     ReassignReplicas,
     RegisterBroker,
     RemoveBroker,
+    RemoveQuota,
     ReportStorage,
+    Revoke,
+    RevokeToken,
+    SetQuota,
     SetReadonly,
     SkipTo,
     Unfence,
 )
 from strandline.core.metadata.image import MetadataImage, SessionImage
 from strandline.core.metadata.outcome import CommandOutcome, CommandRejectedError, refused
-from strandline.core.metadata.quota_commands import RemoveQuota, SetQuota
 from strandline.errors import InvalidRequestError, StrandlineError
 from strandline.security.producer_ids import OWNERS_MAX, producer_id_of
 

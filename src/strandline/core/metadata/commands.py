@@ -4,7 +4,8 @@ Rules: a command carries every decision (which replicas, which leader), so that 
 clock, no load figures and no randomness. A decision made on an outdated image is rejected:
 partitions are named with their log id, which is new after a deletion, and with the version the
 decision was made on; brokers are named with their incarnation. Decoding checks types strictly; the
-log that carries commands limits their size.
+log that carries commands limits their size. Only a token's hash is stored, so neither the log nor
+its snapshots hold anything secret.
 """
 
 from typing import Literal
@@ -12,9 +13,10 @@ from typing import Literal
 import msgspec
 
 from strandline.config import StreamConfig
-from strandline.core.metadata.access_commands import AddToken, Grant, Revoke, RevokeToken
-from strandline.core.metadata.quota_commands import RemoveQuota, SetQuota
 from strandline.errors import UNDECODABLE, InvalidRecordError
+from strandline.security.acl import Rule
+from strandline.security.quota import Quota
+from strandline.security.tokens import Token
 from strandline.types import BrokerId, LeaderEpoch, LogId, Offset, PartitionName, WrappedKey
 from strandline.values.schema import SchemaVersion
 
@@ -318,6 +320,43 @@ class OpenSession(msgspec.Struct, frozen=True, tag=True):
     The id is allocated here, not chosen by the proposer. So a retry in a forgotten session is
     recognized, and is never applied a second time.
     """
+
+
+class Grant(msgspec.Struct, frozen=True, tag=True):
+    """Add rules; a rule that exists is left as it is."""
+
+    rules: tuple[Rule, ...]
+
+
+class Revoke(msgspec.Struct, frozen=True, tag=True):
+    """Remove rules: all of them, or none if one does not exist."""
+
+    rules: tuple[Rule, ...]
+
+
+class AddToken(msgspec.Struct, frozen=True, tag=True):
+    """Add a token for a principal, in place of its earlier one of the same id."""
+
+    token: Token
+
+
+class RevokeToken(msgspec.Struct, frozen=True, tag=True):
+    """Revoke a token."""
+
+    id: str
+
+
+class SetQuota(msgspec.Struct, frozen=True, tag=True):
+    """Set a principal's limits, in place of earlier ones."""
+
+    principal: str
+    quota: Quota
+
+
+class RemoveQuota(msgspec.Struct, frozen=True, tag=True):
+    """Remove a principal's limits."""
+
+    principal: str
 
 
 Command = (

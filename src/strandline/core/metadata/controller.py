@@ -360,7 +360,7 @@ class Controller:
         """Note a broker's heartbeat; the controller's own broker sends heartbeats too.
 
         Args:
-            run: of the broker.
+            run: the present run of the broker.
             now_ms: the time.
             stored_index: the last entry of the metadata log that is committed and on its disk.
         """

@@ -105,7 +105,7 @@ def elect(
         partition: as it is.
         leader: the new one.
         brokers: by id.
-        min_isr: of the stream.
+        min_isr: the ``min_isr`` of the stream.
         is_unclean: whether the new leader may lack committed records.
         has_failed: whether the old leader cannot store records and so leaves the ISR.
 

@@ -5,9 +5,9 @@ Invariant: every quota limits something.
 
 import msgspec
 
+from strandline.core.metadata.commands import RemoveQuota, SetQuota
 from strandline.core.metadata.image import MetadataImage
 from strandline.core.metadata.outcome import CommandRejectedError
-from strandline.core.metadata.quota_commands import RemoveQuota, SetQuota
 from strandline.security.principal import check_user_name
 from strandline.security.quota import check_quota
 

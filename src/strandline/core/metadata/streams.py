@@ -199,10 +199,12 @@ def _check_queue_group(config: StreamConfig, *, is_cluster: bool) -> None:
 
 def _check_copies(config: StreamConfig, *, is_cluster: bool) -> None:
     """Check the number of replicas, and the promises that depend on it."""
+    if not is_cluster and config.replicas != 1:
+        raise InvalidConfigError(
+            f"replicas is {config.replicas}, which needs several brokers; one alone keeps 1 copy"
+        )
     if not is_cluster and config.acks == "replicated":
         raise InvalidConfigError("acks 'replicated' needs several brokers; this one has 'disk'")
-    if not is_cluster and config.replicas != 1:
-        raise InvalidConfigError(f"replicas is {config.replicas}; a broker alone keeps 1 copy")
     if not 1 <= config.replicas <= REPLICAS_MAX:
         raise InvalidConfigError(f"replicas is {config.replicas}; 1 to {REPLICAS_MAX} work")
     if not 1 <= config.min_isr <= config.replicas:

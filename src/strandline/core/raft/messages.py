@@ -32,7 +32,7 @@ class Members(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         voters: elect and commit, by majority.
-        learners: receive the log, and count for nothing.
+        learners: receive the log, but have no vote.
     """
 
     voters: tuple[BrokerId, ...] = ()

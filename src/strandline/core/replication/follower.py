@@ -69,10 +69,10 @@ class Follower:
 
     Args:
         log: the replica's log; shared with the replica, not with others.
-        epoch: of the assignment.
+        epoch: the epoch of the assignment.
         leader: the leader; None if there is none now.
         session: the last session used; later ones are larger.
-        incarnation: of our broker.
+        incarnation: the incarnation of our broker.
         limits: timeouts and sizes.
         may_lose: the leader was elected uncleanly, by an operator's order.
     """

@@ -23,8 +23,8 @@ class InSync:
 
     Args:
         members: as assigned.
-        version: of the partition.
-        epoch: of the leadership.
+        version: the version of the partition.
+        epoch: the epoch of the leadership.
     """
 
     def __init__(self, members: Members, *, version: int, epoch: LeaderEpoch) -> None:

@@ -19,8 +19,8 @@ class LogState:
     """Offsets and epochs of the local log, after all effects so far.
 
     Args:
-        log_start_offset: of the log as recovered.
-        log_end_offset: of the log as recovered; recovery has synced all of it.
+        log_start_offset: the log start offset of the log as recovered.
+        log_end_offset: the log end offset of the log as recovered; recovery has synced all of it.
         high_watermark: as last checkpointed; it may be too low, never too high.
         epochs: as recovered.
     """

@@ -15,7 +15,10 @@ from strandline.core.replication import effects as fx
 from strandline.core.replication import events as ev
 from strandline.core.replication.effects import Effect
 from strandline.core.replication.events import Event
+from strandline.core.replication.limits import ReplicationLimits
+from strandline.core.replication.messages import Session
 from strandline.core.replication.replica import Replica
+from strandline.core.replication.state import LogState
 from strandline.types import BrokerId
 
 Clock = Mapping[str, int]
@@ -53,10 +56,32 @@ class Trace:
 
 
 class TracedReplica(Replica):
-    """A replica that traces its elections and writes; set ``name`` and ``trace`` before use."""
+    """A replica that traces its elections and writes.
 
-    name: str
-    trace: Trace
+    Args:
+        me: as for ``Replica``, like what is not described here.
+        log: the partition's log.
+        name: the name of the partition, as lines have it.
+        trace: receives the lines.
+        limits: the timeouts.
+        session: the session of its requests.
+        incarnation: the incarnation of the broker.
+    """
+
+    def __init__(
+        self,
+        me: BrokerId,
+        log: LogState,
+        *,
+        name: str,
+        trace: Trace,
+        limits: ReplicationLimits,
+        session: Session,
+        incarnation: str,
+    ) -> None:
+        super().__init__(me, log, limits=limits, session=session, incarnation=incarnation)
+        self.name = name
+        self.trace = trace
 
     def step(self, event: Event, now_ms: int) -> list[Effect]:
         """Step the replica as ``Replica.step`` does, and trace it."""

@@ -61,7 +61,7 @@ class Coordinator:
     Args:
         state: built from the stored entries.
         now_ms: the time; timeouts of undecided transactions start again here.
-        sequence: of the next entry.
+        sequence: the sequence of the next entry.
         entries: how many are stored already.
     """
 

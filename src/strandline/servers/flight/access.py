@@ -5,7 +5,7 @@ on.
 """
 
 from strandline.api import access as wire
-from strandline.core.metadata.access_commands import AddToken, Grant, Revoke, RevokeToken
+from strandline.core.metadata.commands import AddToken, Grant, Revoke, RevokeToken
 from strandline.security.acl import Rule, check_rule
 from strandline.security.principal import check_user_name
 from strandline.security.tokens import Token

@@ -41,7 +41,10 @@ class ActionContext(NamedTuple):
             InvalidRequestError: the broker is not part of a cluster.
         """
         if not isinstance(self.broker, ClusterBroker):
-            raise InvalidRequestError("this broker is not part of a cluster; see docs/cluster.md")
+            raise InvalidRequestError(
+                "this broker is not part of a cluster: 'strandline top' shows one alone, and "
+                "docs/cluster.md how to run several"
+            )
         return self.broker
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:

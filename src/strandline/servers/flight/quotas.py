@@ -7,7 +7,7 @@ only then are callers identified.
 import msgspec
 
 from strandline.api import quotas as wire
-from strandline.core.metadata.quota_commands import RemoveQuota, SetQuota
+from strandline.core.metadata.commands import RemoveQuota, SetQuota
 from strandline.security.principal import check_user_name
 from strandline.security.quota import check_quota
 from strandline.servers.flight.actions import ActionContext, handles

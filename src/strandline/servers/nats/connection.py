@@ -99,7 +99,7 @@ class PublisherState(IngestState):
         metering: the meters of principals, if shared with other servers.
         tls: our certificate; None: connections are not encrypted.
         api: answers requests of the JetStream API.
-        receivers: of what consumers deliver.
+        receivers: the receivers of what consumers deliver.
     """
 
     def __init__(

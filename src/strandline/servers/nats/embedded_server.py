@@ -186,7 +186,8 @@ class EmbeddedNatsServer:
                     raise UnavailableError(
                         f"nats-server does not start: {error}{self._advice(error)}"
                     ) from error
-                logger.warning("nats-server does not start yet: %s", error)
+                level = logging.WARNING if backoff_s == BACKOFF_FIRST_S else logging.DEBUG
+                logger.log(level, "nats-server does not start yet: %s", error)
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
             else:

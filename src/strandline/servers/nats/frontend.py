@@ -192,9 +192,9 @@ class NatsFrontEnd:
             return
         self._leaf = self._leaf_client()
         self._api = JetStreamApi(broker, nats.domain if self._child is None else "")
-        StreamCalls(self._api, self._config)
         self._receivers = Receivers(self._leaf)
         self._consumers = ConsumerCalls(self._api, broker.consumers, self._receivers)
+        StreamCalls(self._api, self._config, self._consumers)
         await self._leaf.start(is_awaited=self._is_server_there)
         asking = NatsClient(
             broker,

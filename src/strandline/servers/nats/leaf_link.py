@@ -89,8 +89,7 @@ class LeafLink(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         """Let deliveries go on."""
-        self._owner.writable.set()
-        self._owner.on_writable()
+        self._owner.writing_resumed()
 
     def write(self, data: bytes) -> None:
         """Write at once."""
@@ -176,6 +175,10 @@ class LeafLink(asyncio.Protocol):
         self.abort()
 
 
+def _ignore(*_: object) -> None:
+    """Do nothing, before a callback is set."""
+
+
 class LeafClient:
     """A leaf connection that is made again when it breaks, and the interest in inboxes.
 
@@ -214,9 +217,32 @@ class LeafClient:
         """Subjects and patterns that have gained or lost receivers and are not reported yet."""
         self._gone: OrderedDict[bytes, None] = OrderedDict()
         self.writable = asyncio.Event()
-        self.on_interest_changed: Callable[[Collection[bytes]], None] = _ignore
-        self.on_connected: Callable[[], None] = _ignore
-        self.on_writable: Callable[[], None] = _ignore
+        self._notify_interest: Callable[[Collection[bytes]], None] = _ignore
+        self._notify_connected: Callable[[], None] = _ignore
+        self._notify_writable: Callable[[], None] = _ignore
+
+    def notify(
+        self,
+        *,
+        interest_changed: Callable[[Collection[bytes]], None] = _ignore,
+        connected: Callable[[], None] = _ignore,
+        writable: Callable[[], None] = _ignore,
+    ) -> None:
+        """Register what is called from now on.
+
+        Args:
+            interest_changed: with subjects that have gained or lost receivers.
+            connected: when the link is made, at first or again.
+            writable: when deliveries can go on.
+        """
+        self._notify_interest = interest_changed
+        self._notify_connected = connected
+        self._notify_writable = writable
+
+    def writing_resumed(self) -> None:
+        """Handle that the server reads again."""
+        self.writable.set()
+        self._notify_writable()
 
     def may_send(self, subject: bytes) -> bool:
         """Return whether the server lets it send there."""
@@ -281,7 +307,7 @@ class LeafClient:
         if self._first is not None and not self._first.done():
             self._first.set_result(None)
         self._changed.clear()  # whoever hears of the connection looks at everything
-        self.on_connected()
+        self._notify_connected()
         try:
             await link.closed
         finally:
@@ -320,7 +346,7 @@ class LeafClient:
         """Call back once for all changes that came together; those of a handshake are not all."""
         if self._changed and self.knows_interest:
             changed, self._changed = self._changed, set()
-            self.on_interest_changed(changed)
+            self._notify_interest(changed)
 
     def has_interest(self, inbox: bytes) -> bool:
         """Return whether a client is known to receive an inbox."""
@@ -415,7 +441,3 @@ def _patterns(subject: bytes) -> set[bytes]:
         found.add(b".".join((*tokens[:-1], b"*")))
     found.update(b".".join((*tokens[:count], b">")) for count in range(1, len(tokens)))
     return found
-
-
-def _ignore(*_: object) -> None:
-    """Do nothing, before a callback is set."""

@@ -48,7 +48,7 @@ class IngestListener:
         ingest: handles messages that are more than a plain payload.
         metering: the meters of principals, if shared with other servers.
         api: answers requests of the JetStream API.
-        receivers: of what consumers deliver.
+        receivers: the receivers of what consumers deliver.
 
     Raises:
         InvalidConfigError: a certificate cannot be used.

@@ -86,7 +86,7 @@ def permissions_of(
     Args:
         principal: who.
         acls: the rules.
-        quota: the principal's.
+        quota: the principal's quota.
         partitions: how many partitions each stream has.
     """
     is_metered = bool(quota.publish_bytes_per_s or quota.requests_per_s)

@@ -127,7 +127,7 @@ class LocalClient:
     def writable(self) -> None:
         """Let consumers that wait for this client go on."""
         if self._pulls or self._pushed:
-            self._receivers.on_writable()
+            self._receivers.writing_resumed()
 
     def _drop_lost(self) -> None:
         for token, puller in list(self._pulls.items()):
@@ -177,21 +177,38 @@ class Receivers:
 
     Args:
         leaf: the way to clients of nats-server.
-
-    Attributes:
-        on_interest_changed: called with subjects that have gained or lost local receivers.
-        on_writable: called when a local receiver reads again.
     """
 
     def __init__(self, leaf: LeafClient) -> None:
         self.leaf = leaf
-        self.on_interest_changed: Callable[[Collection[bytes]], None] = _ignore
-        self.on_writable: Callable[[], None] = _ignore
+        self._notify_interest: Callable[[Collection[bytes]], None] = _ignore
+        self._notify_writable: Callable[[], None] = _ignore
         self._local: dict[tuple[bytes, bytes], list[LocalClient]] = {}
         """By subject and queue group."""
         self._unflushed: set[LocalClient] = set()
         self._turn = 0
         """Counts the runs, for which members of a queue group take turns."""
+
+    def notify(
+        self,
+        *,
+        interest_changed: Callable[[Collection[bytes]], None],
+        connected: Callable[[], None],
+        writable: Callable[[], None],
+    ) -> None:
+        """Register what is called from now on for local receivers and those of the leaf link.
+
+        Args:
+            interest_changed: with subjects that have gained or lost receivers.
+            connected: when the leaf link is made, at first or again.
+            writable: when a receiver, or the leaf link, reads again.
+        """
+        self._notify_interest, self._notify_writable = interest_changed, writable
+        self.leaf.notify(interest_changed=interest_changed, connected=connected, writable=writable)
+
+    def writing_resumed(self) -> None:
+        """Handle that a local receiver reads again."""
+        self._notify_writable()
 
     # Interest
 
@@ -200,7 +217,7 @@ class Receivers:
         clients = self._local.setdefault((subject, queue), [])
         if client not in clients:
             clients.append(client)
-            self.on_interest_changed((subject,))
+            self._notify_interest((subject,))
 
     def remove_subscriber(self, subject: bytes, queue: bytes, client: LocalClient) -> None:
         """A local client unsubscribes from a subject."""
@@ -209,7 +226,7 @@ class Receivers:
             clients.remove(client)
             if not clients:
                 del self._local[subject, queue]
-            self.on_interest_changed((subject,))
+            self._notify_interest((subject,))
 
     def is_subscribed(self, subject: bytes, queue: bytes) -> bool:
         """Return whether somebody subscribes to exactly a subject, as a queue group if named."""

@@ -106,7 +106,7 @@ class AckLines:
 
         Args:
             partition: the records'.
-            offset: the first record's.
+            offset: the first record's offset.
             replies: the reply subject of each record; None: it is not acknowledged.
             sids: the subscription that receives each reply, None if there is none; or None for
                 all, where lines have no sids.

@@ -33,7 +33,7 @@ def check_everything(directory: Path, flights: pa.Table, *, server: str, stream:
     """Compare both tables with the source and the first one with the log.
 
     Args:
-        directory: of the demo's output.
+        directory: the directory of the demo's output.
         flights: the source.
         server: address of the broker.
         stream: name of the stream.

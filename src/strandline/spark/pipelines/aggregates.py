@@ -100,7 +100,7 @@ def check_same_columns(
         folds: the columns.
         states: the states in the changelog.
         into: the changelog.
-        definition: of the aggregate.
+        definition: the definition of the aggregate.
 
     Raises:
         InvalidConfigError: they have other columns, or were made in another way.

@@ -64,7 +64,7 @@ def query_failure(name: str | None, error: Exception) -> StrandlineError:
     """Return the error that ended a query.
 
     Args:
-        name: of the query.
+        name: the name of the query.
         error: as Spark raised it.
     """
     found = list(_RAISED.finditer(str(error)))

@@ -255,10 +255,10 @@ def table_options(
     """Return the options of the table that streams are loaded into.
 
     Args:
-        config: of the pipeline.
+        config: the settings of the pipeline.
         read: the streams that are loaded.
-        identity: of the streams.
-        columns: of decoded values; None: values stay as they are.
+        identity: the identity of the streams.
+        columns: the columns of decoded values; None: values stay as they are.
     """
     dense = config.fail_on_data_loss if config.dense_offsets is None else config.dense_offsets
     options = {

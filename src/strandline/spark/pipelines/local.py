@@ -93,7 +93,7 @@ def run_local(
     """Run a load: ``available_now`` ends by itself; ``continuous`` runs until ``stop`` or an error.
 
     Args:
-        config: of the load.
+        config: the settings of the load.
         report: called with a line per batch.
         stop: set to end the load; the running batch is abandoned.
 
@@ -135,8 +135,8 @@ class LocalLoad:
     """The load of one table.
 
     Args:
-        config: of the pipeline.
-        load: of the table.
+        config: the settings of the pipeline.
+        load: the load that fills the table.
         stop: set to abandon the running batch.
     """
 
@@ -324,8 +324,8 @@ def read_plan(path: Path, *, identity: str) -> BatchPlan | None:
     """Read a plan; None: there is none.
 
     Args:
-        path: of the plan.
-        identity: of the streams as the broker has them.
+        path: the path of the plan.
+        identity: the identity of the streams as the broker has them.
 
     Raises:
         InvalidConfigError: it belongs to another stream, or to more.

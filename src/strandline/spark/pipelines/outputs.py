@@ -61,7 +61,7 @@ def ensure_stream(server: str, name: str, *, like: StreamInfo, **settings: Any) 
 
     Args:
         server: its broker.
-        name: of the stream.
+        name: the name of the stream.
         like: its input, whose number of replicas it gets.
         **settings: other settings of the stream.
     """

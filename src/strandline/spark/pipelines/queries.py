@@ -49,7 +49,7 @@ def read_stream(
         spark: the session.
         config: the pipeline.
         stream: its name, or options that select several.
-        name: of the query, the default group of its progress.
+        name: the name of the query, the default group of its progress.
         output: the query's output, to which its checkpoint belongs; None: not known before it runs.
         **options: further options of the source; those that are None are left out.
     """
@@ -75,7 +75,7 @@ def write_stream(
     Args:
         rows: with the columns that ``format("strandline")`` takes.
         config: the pipeline.
-        name: of the query, in reports; unique in a session.
+        name: the name of the query, in reports; unique in a session.
         into: the stream of rows that name none.
         **options: further options of the sink.
     """
@@ -104,7 +104,7 @@ def wait_for_end(
     """Wait until every query has ended; the first failure ends the others.
 
     Args:
-        queries: of one pipeline.
+        queries: the queries of one pipeline.
         server: broker of the streams they read.
         report: called with a line per micro-batch.
         stop: set to end the queries; their running batches are abandoned.

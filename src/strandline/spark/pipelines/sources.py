@@ -55,7 +55,7 @@ def copied_offsets(client: Client, source: StreamInfo, *, into: str) -> dict[int
     """Return for each partition of a stream the first offset that its copy lacks.
 
     Args:
-        client: of the copy's broker.
+        client: a client of the copy's broker.
         source: the copied stream.
         into: the copy, whose partitions have the numbers of their sources.
 

@@ -95,7 +95,7 @@ def envelope_schema(columns: pa.Schema, *, has_wrapper: bool) -> pa.Schema:
     """Return the fields of Debezium's events.
 
     Args:
-        columns: of the rows.
+        columns: the columns of the rows.
         has_wrapper: whether an event may be the ``payload`` beside its ``schema``.
     """
     row = pa.struct([field.with_nullable(True) for field in columns])
@@ -120,7 +120,7 @@ class ChangeDecoder:
     """Decodes records to changes.
 
     Args:
-        schema: of the table.
+        schema: the schema of the table.
         primary_key: its columns.
         decode: decodes values, to ``envelope_schema`` if they are Debezium's; None: they stay.
         is_debezium: whether they are.

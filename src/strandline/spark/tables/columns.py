@@ -41,7 +41,7 @@ def following_columns(
 
     Args:
         columns: those it has.
-        versions: of the schema of its stream, ascending.
+        versions: the versions of the schema of its stream, ascending.
         table_format: Iceberg knows columns by ids, and renames and widens them; plain Parquet
             widens; Delta Lake, as its library writes it, does neither.
         primary_key: columns that keep their names.
@@ -78,7 +78,7 @@ def followed_type(old: pa.DataType, new: pa.DataType, *, widens: bool) -> pa.Dat
     What is neither the same, nor wider, nor has more fields, stays as it is.
 
     Args:
-        old: of the column.
+        old: the column's present type.
         new: in the schema.
         widens: whether types may become wider; fields may be added all the same.
     """

@@ -40,7 +40,7 @@ def compact(
     Args:
         store: the table.
         file_bytes: size from which a file is not small, and at which a merged one is closed.
-        compression: of merged files.
+        compression: the compression of merged files.
         files_max: small files for each partition.
 
     Raises:

@@ -52,7 +52,7 @@ class TableFiles(TableStore):
     """The files of a table; creates nothing before the first write.
 
     Args:
-        directory: of the table, or its path: absolute, relative or a ``file:`` URI.
+        directory: the directory of the table, or its path: absolute, relative or a ``file:`` URI.
 
     Raises:
         InvalidConfigError: a URI of another kind.

@@ -25,8 +25,8 @@ class GapExplainer:
     """The streams that a table's rows come from, as far as they are known.
 
     Args:
-        options: of the table.
-        schema: of the rows, with the metadata of its columns.
+        options: the options of the table.
+        schema: the schema of the rows, with the metadata of its columns.
 
     Raises:
         InvalidConfigError: the rows come from several streams, and do not say from which.
@@ -112,7 +112,7 @@ def _stored(
     """Count the stream's records in a span, as far as possible.
 
     Args:
-        options: of the table, with the stream.
+        options: the options of the table, with the stream.
         partition: its number.
         span: half-open; from 0 if nothing of the partition was committed.
         found: the batch's own range.

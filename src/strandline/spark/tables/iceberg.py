@@ -70,7 +70,7 @@ class IcebergStore(TableStore):
 
     Args:
         name: ``namespace.table``.
-        directory: of the table; its files are in ``data``.
+        directory: the directory of the table; its files are in ``data``.
         catalog: properties of the catalog, as pyiceberg takes them, with its ``name``.
         storage: settings of the object store.
     """
@@ -202,7 +202,7 @@ def open_catalog(
     A catalog in a database closes its connections once it and its tables are garbage-collected.
 
     Args:
-        properties: of the catalog, with its ``name``.
+        properties: the properties of the catalog, with its ``name``.
         storage: settings of the object store, with references in place of secrets.
 
     Raises:

@@ -76,8 +76,8 @@ class TableCommitter:
     """Stages rows in tasks, and commits them on the driver.
 
     Args:
-        options: of the table.
-        schema: of the rows.
+        options: the options of the table.
+        schema: the schema of the rows.
     """
 
     def __init__(self, options: TableOptions, schema: StructType) -> None:

@@ -233,7 +233,7 @@ def check_same_stream(
     """Check that a table's offsets are those of a stream, or of several.
 
     Args:
-        state: of the table.
+        state: the state of the table.
         stream: name and creation time, of several with commas between; None: unknown.
         several: whether rows name their stream; None: unknown.
 

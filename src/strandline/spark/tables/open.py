@@ -70,7 +70,7 @@ def directory_of(path: str, storage: Mapping[str, str], *, data: str = "") -> Ta
     """Return the directory of a path, ``file:`` URI or URL.
 
     Args:
-        path: of the table.
+        path: the path of the table.
         storage: settings of its object store.
         data: the folder of its data files.
 

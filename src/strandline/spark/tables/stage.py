@@ -108,7 +108,7 @@ def summarize(batch: pa.RecordBatch, *, by_stream: bool = False) -> Ranges:
     """Return the offset range of each partition in ``batch``.
 
     Args:
-        batch: of records.
+        batch: a batch of records.
         by_stream: whether they are of several streams, which their column ``stream`` names.
 
     Raises:

@@ -170,7 +170,7 @@ class LocalDirectory(TableDirectory):
     """A directory on a POSIX file system with hard links that all writers share.
 
     Args:
-        root: of the table.
+        root: the root of the table.
         data: the directory of committed files; the table's by default.
     """
 
@@ -396,7 +396,7 @@ class TableStore(ABC):
         """Check that rows may be written here; creates nothing.
 
         Args:
-            schema: of the rows; None: not known yet.
+            schema: the schema of the rows; None: not known yet.
 
         Raises:
             InvalidRequestError: there is something else than a table of this kind.
@@ -420,7 +420,7 @@ def check_has_records(
     A table may be restored to older records and its log then cleaned up, while the offsets stay.
 
     Args:
-        name: of the table.
+        name: the name of the table.
         state: its offsets, and the columns of its rows.
         has_record: whether the table has a row with these values.
 

@@ -33,7 +33,7 @@ class Upsert:
 
     Args:
         store: the table.
-        compression: of files.
+        compression: the compression of files.
         file_bytes: size at which a file is closed.
     """
 

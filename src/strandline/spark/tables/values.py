@@ -135,8 +135,8 @@ def check_changes(records: pa.Schema, schema: pa.Schema, options: TableOptions) 
 
     Args:
         records: the columns of the records.
-        schema: of the table.
-        options: of the table.
+        schema: the schema of the table.
+        options: the options of the table.
 
     Raises:
         InvalidConfigError: they have no offsets, or the table no such columns.
@@ -153,7 +153,7 @@ class Decoding:
     """Decodes the records of one task; leaving the context discards what was not finished.
 
     Args:
-        options: of the table.
+        options: the options of the table.
         records: the columns of the records.
         values: of decoded values, as far as they were known before the task; None: not decoded.
         batch: transaction and number of the task's batch.

@@ -3,9 +3,15 @@
 import pytest
 
 from strandline.core.metadata import access
-from strandline.core.metadata.access_commands import AddToken, Grant, Revoke, RevokeToken
 from strandline.core.metadata.apply import apply, apply_entry
-from strandline.core.metadata.commands import decode_entry, encode_entry
+from strandline.core.metadata.commands import (
+    AddToken,
+    Grant,
+    Revoke,
+    RevokeToken,
+    decode_entry,
+    encode_entry,
+)
 from strandline.core.metadata.image import MetadataImage
 from strandline.core.metadata.snapshot import decode_image, decode_json, encode_image, encode_json
 from strandline.errors import InvalidRequestError

@@ -4,8 +4,8 @@ import pytest
 
 from strandline.core.metadata import quotas
 from strandline.core.metadata.apply import apply
+from strandline.core.metadata.commands import RemoveQuota, SetQuota
 from strandline.core.metadata.image import MetadataImage
-from strandline.core.metadata.quota_commands import RemoveQuota, SetQuota
 from strandline.core.metadata.snapshot import decode_image, decode_json, encode_image, encode_json
 from strandline.errors import InvalidRequestError
 from strandline.security.quota import Quota

@@ -16,12 +16,23 @@ from strandline.testing.shiviz import TraceEvent, check_clocks, read_trace
 from .conftest import ref
 
 
+def traced(limits, lines):
+    """A replica of an empty log that traces into a list."""
+    return TracedReplica(
+        1,
+        LogState(0, 0, high_watermark=0, epochs=()),
+        name="orders/0",
+        trace=Trace("broker-1.1", lines.append),
+        limits=limits,
+        session=0,
+        incarnation="run",
+    )
+
+
 def test_a_leader_tells_its_election_and_its_writes(limits, assigned):
     """Two lines for each event; a repetition is no event."""
     lines = []
-    log = LogState(0, 0, high_watermark=0, epochs=())
-    leader = TracedReplica(1, log, limits=limits, session=0, incarnation="run")
-    leader.name, leader.trace = "orders/0", Trace("broker-1.1", lines.append)
+    leader = traced(limits, lines)
     leader.step(assigned(2, 1, isr=(1, 2), min_isr=2), 0)
     leader.step(assigned(2, 1, isr=(1, 2), min_isr=2), 0)
     leader.step(ev.Received(2, Fetch(2, 7, 0, -1, "run")), 0)
@@ -94,9 +105,7 @@ def test_clocks_are_heard_once():
 def test_a_partition_without_a_leader_is_told(limits, assigned):
     """The loss of the leader is traced; its effects and links are not."""
     lines = []
-    log = LogState(0, 0, high_watermark=0, epochs=())
-    replica = TracedReplica(1, log, limits=limits, session=0, incarnation="run")
-    replica.name, replica.trace = "orders/0", Trace("broker-1.1", lines.append)
+    replica = traced(limits, lines)
     replica.step(assigned(2, None, isr=(1, 2)), 0)
     replica.step(ev.TimePassed(), 10)
     replica.step(ev.PeerDisconnected(2), 20)

@@ -34,7 +34,7 @@ def test_a_graph_has_axes_and_a_line_inside_them():
     assert texts[:5] == ["0", "2.5", "5", "7.5", "10"]
     assert all(re.fullmatch(r"\d\d:\d0", text) for text in texts[5:])
     [line] = svg.iter("polyline")
-    assert line.get("points") == "66.0,176.0 347.0,10.0 628.0,93.0"
+    assert line.get("points") == "82.0,176.0 355.0,10.0 628.0,93.0"
     empty = ET.fromstring(graph("t", [Line("1", [])], span, unit=str))
     assert len(list(empty.iter("text"))) > 5
 

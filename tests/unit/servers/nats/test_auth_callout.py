@@ -9,10 +9,16 @@ import pytest
 from strandline.broker.access import Access
 from strandline.clock import ManualClock
 from strandline.config import AuthConfig, BrokerConfig
-from strandline.core.metadata.access_commands import AddToken, Grant, Revoke, RevokeToken
 from strandline.core.metadata.apply import apply
+from strandline.core.metadata.commands import (
+    AddToken,
+    Grant,
+    RemoveQuota,
+    Revoke,
+    RevokeToken,
+    SetQuota,
+)
 from strandline.core.metadata.image import MetadataImage
-from strandline.core.metadata.quota_commands import RemoveQuota, SetQuota
 from strandline.security.acl import Rule
 from strandline.security.quota import Quota
 from strandline.security.tokens import ID_BYTES, SECRET_BYTES, Token, fingerprint, token_text

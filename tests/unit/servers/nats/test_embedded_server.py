@@ -86,11 +86,13 @@ async def test_is_restarted_on_the_same_port(start_child, until):
         writer.close()
 
 
-async def test_a_port_in_use_is_a_clear_error(start_child, tmp_path):
-    """The error has the address and nats-server's message; nothing is left running."""
+async def test_a_port_in_use_is_a_clear_error(start_child, tmp_path, caplog):
+    """The error has the address and nats-server's message; that it waits is logged once."""
     child = await start_child()
     with pytest.raises(UnavailableError, match=rf"127\.0\.0\.1:{child.port}.*in use.*--nats-port"):
         await start_child(port=child.port, directory=tmp_path / "second")
+    told = [each.levelname for each in caplog.records if "does not start yet" in each.message]
+    assert told.count("WARNING") == 1
 
 
 async def test_directory_names_are_quoted(start_child, tmp_path):

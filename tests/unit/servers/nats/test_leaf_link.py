@@ -57,7 +57,7 @@ async def test_interest_comes_and_goes(leaf):
     client, link, _ = leaf
     client._link = link
     changes = []
-    client.on_interest_changed = changes.append
+    client.notify(interest_changed=changes.append)
     link.data_received(b"LS+ _INBOX.a.*\r\nLS+ _INBOX.b\r\nLS+ _INBOX.c.>\r\nLS+ q.x group 1\r\n")
     for inbox in (b"_INBOX.a.7", b"_INBOX.b", b"_INBOX.c.d.e", b"q.x"):
         assert client.has_interest(inbox)
@@ -113,7 +113,7 @@ async def test_changes_of_interest_in_a_handshake_are_not_reported(leaf):
     """They are incomplete: whoever acted on them would drop pulls whose inboxes follow."""
     client, link, _ = leaf
     changes = []
-    client.on_interest_changed = changes.append
+    client.notify(interest_changed=changes.append)
     link.data_received(b"LS+ a\r\n")
     assert not client.knows_interest
     assert changes == []
@@ -123,7 +123,7 @@ async def test_deliveries_go_on_when_the_server_has_read(leaf):
     """Consumers are told, because nothing else may happen to wake them."""
     client, link, _ = leaf
     client._link, told = link, []
-    client.on_writable = lambda: told.append(1)
+    client.notify(writable=lambda: told.append(1))
     link.resume_writing()
     link.pause_writing()
     assert not client.is_open

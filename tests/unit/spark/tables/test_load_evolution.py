@@ -12,24 +12,12 @@ from deltalake.exceptions import CommitFailedError
 
 import strandline
 from strandline.errors import InvalidConfigError, InvalidRequestError, UnavailableError
-from strandline.spark.connection import forget_client
 from strandline.spark.pipelines.config import decode_pipeline
 from strandline.spark.pipelines.local import run_local
 from strandline.spark.table import read_table
 from strandline.spark.tables import log as table_log
 from strandline.spark.tables.compact import compact
-from tests.kit.local_loads import FORMATS, LocalLoad
-
-
-@pytest.fixture
-def load(strandline_url, tmp_path):
-    """A load of ``orders`` by the stream's schema."""
-    with strandline.connect(strandline_url.flight) as client:
-        client.create_stream("orders")
-        client.create_stream("bad")
-        made = LocalLoad(strandline_url.flight, client, tmp_path, partitions=1, schema=None)
-        yield made
-    forget_client(strandline_url.flight)
+from tests.kit.local_loads import FORMATS
 
 
 def publish(load, *rows):

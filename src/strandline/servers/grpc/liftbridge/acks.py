@@ -73,8 +73,8 @@ class Receipt:
 
     Args:
         request: the publish.
-        host: shared.
-        subject: the record's.
+        host: what the calls of the API share.
+        subject: the record's subject.
         stream_subject: what the stream is bound to.
     """
 

@@ -69,7 +69,7 @@ class Activity:
     """A writer of the activity stream, active while this broker leads the stream.
 
     Args:
-        host: shared.
+        host: what the calls of the API share.
     """
 
     def __init__(self, host: Host) -> None:

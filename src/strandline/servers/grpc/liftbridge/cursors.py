@@ -43,7 +43,7 @@ class CursorTable:
 
     Args:
         partition: which.
-        host: shared.
+        host: what the calls of the API share.
     """
 
     def __init__(self, partition: Partition, host: Host) -> None:
@@ -88,7 +88,7 @@ class CursorCalls:
     """The rpcs about cursors.
 
     Args:
-        host: shared.
+        host: what the calls of the API share.
     """
 
     def __init__(self, host: Host) -> None:

@@ -35,7 +35,7 @@ class DescribeCalls:
     """The rpcs that change nothing.
 
     Args:
-        host: shared.
+        host: what the calls of the API share.
     """
 
     def __init__(self, host: Host) -> None:

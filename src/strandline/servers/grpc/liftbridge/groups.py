@@ -35,7 +35,7 @@ class GroupCalls:
     """The rpcs about consumer groups.
 
     Args:
-        host: shared.
+        host: what the calls of the API share.
     """
 
     def __init__(self, host: Host) -> None:

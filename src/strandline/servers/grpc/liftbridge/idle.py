@@ -30,7 +30,7 @@ class AutoPause:
     """A task that pauses idle partitions.
 
     Args:
-        host: shared.
+        host: what the calls of the API share.
         subscribers: the number of subscribers by partition.
     """
 

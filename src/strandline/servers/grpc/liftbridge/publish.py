@@ -69,7 +69,7 @@ class PublishCalls:
     """The rpcs that publish.
 
     Args:
-        host: shared.
+        host: what the calls of the API share.
         forwarder: forwards to other leaders; only in a cluster.
     """
 

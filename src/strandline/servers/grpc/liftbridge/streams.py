@@ -104,7 +104,7 @@ class LiftbridgeStreamCalls:
     """The rpcs of whole streams.
 
     Args:
-        host: shared.
+        host: what the calls of the API share.
     """
 
     def __init__(self, host: Host) -> None:

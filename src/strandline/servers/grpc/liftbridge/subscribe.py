@@ -129,7 +129,7 @@ class SubscribeCalls:
     """The rpc that reads.
 
     Args:
-        host: shared.
+        host: what the calls of the API share.
     """
 
     def __init__(self, host: Host) -> None:

@@ -1,6 +1,7 @@
 """The console as a web application, which the listener loads for the first page."""
 
 from collections.abc import Callable
+from typing import Final
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -9,10 +10,34 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from strandline.broker.access import Access
+from strandline.servers.http.console import (
+    pages_access,
+    pages_clients,
+    pages_cluster,
+    pages_groups,
+    pages_load,
+    pages_pipelines,
+    pages_records,
+    pages_streams,
+    pages_trace,
+)
 from strandline.servers.http.console.clients import Reached
 from strandline.servers.http.console.endpoints import ConsoleEndpoints
-from strandline.servers.http.console.pages import ROUTES
+from strandline.servers.http.console.request import ConsoleRoute
 from strandline.servers.http.console.static import PATHS, serve_static
+
+ROUTES: Final[list[ConsoleRoute]] = [
+    *pages_cluster.ROUTES,
+    *pages_load.ROUTES,
+    *pages_streams.ROUTES,
+    *pages_records.ROUTES,
+    *pages_groups.ROUTES,
+    *pages_pipelines.ROUTES,
+    *pages_clients.ROUTES,
+    *pages_trace.ROUTES,
+    *pages_access.ROUTES,
+]
+"""The console's pages and actions."""
 
 
 class ConsoleApp:

@@ -43,7 +43,7 @@ class SchemaDecoder:
     """Decodes the values of one page by the schema of their stream.
 
     Args:
-        versions: of the schema, ascending; empty: values are shown as they look.
+        versions: the versions of the schema, ascending; empty: values are shown as they look.
     """
 
     def __init__(self, versions: Sequence[SchemaVersion]) -> None:

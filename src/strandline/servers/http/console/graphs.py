@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 WIDTH: Final = 640
 HEIGHT: Final = 200
-LEFT: Final = 66
+LEFT: Final = 82
 RIGHT: Final = 12
 TOP: Final = 10
 BOTTOM: Final = 24

@@ -147,7 +147,7 @@ class RecordReader:
     """A reader of one stream's records for one request.
 
     Args:
-        client: the user's.
+        client: the user's client.
         stream: the stream.
         partitions: those to read, as their leaders describe them.
         wanted: which records are wanted.

@@ -1,4 +1,4 @@
-"""The console's style sheet and script, served from memory.
+"""The console's style sheet, script and icon, and the dashboard for Grafana, served from memory.
 
 Rules: read once, on a thread, when a browser first asks. The address holds a checksum, so that a
 browser may keep them and still gets those of a newer version.
@@ -20,6 +20,7 @@ TYPES: Final = {
     "console.css": "text/css",
     "console.js": "text/javascript",
     "icon.svg": "image/svg+xml",
+    "grafana.json": "application/json",
 }
 PATHS: Final = tuple(f"/static/{name}" for name in TYPES)
 KEPT_S: Final = 86_400

@@ -135,15 +135,16 @@ class ApiRequest(NamedTuple):
     reply: bytes = b""
 
     def body(self, kind: type[RequestT]) -> RequestT:
-        """Return the decoded body; an empty one is an empty object.
+        """Return the decoded body; an empty one and ``null``, as Rust sends it, are no fields.
 
         Raises:
             ApiRejection: it is not of this kind.
         """
         if len(self.payload) > REQUEST_BYTES_MAX:
             reject_json(f"more than {REQUEST_BYTES_MAX} bytes")
+        text = self.payload.strip()
         try:
-            return msgspec.json.decode(self.payload.strip() or b"{}", type=kind)
+            return msgspec.json.decode(b"{}" if text in (b"", b"null") else text, type=kind)
         except UNDECODABLE as error:
             reject_json(error)
 
@@ -162,10 +163,6 @@ AckHandler = Callable[[Sequence[Message], ApiLink], None]
 
 def _ignore_acks(messages: Sequence[Message], link: ApiLink) -> None:
     """Without consumers there is nothing to acknowledge."""
-
-
-async def _ignore_stream(name: str) -> None:
-    """Without consumers nothing belongs to a stream."""
 
 
 def status(line: str, *headers: tuple[str, object]) -> ApiReply:
@@ -187,11 +184,7 @@ class JetStreamApi:
         self.broker = broker
         self.domain = domain
         self.handlers: dict[str, Handler] = {"": _unknown}
-        self.take_acks: AckHandler = _ignore_acks
-        self.consumers_of: Callable[[str], int] = lambda _: 0
-        """Returns how many consumers work here of a stream, as clients know it."""
-        self.stream_deleted: Callable[[str], Awaitable[None]] = _ignore_stream
-        """Forgets what belonged to a deleted stream."""
+        self._handle_acks: AckHandler = _ignore_acks
         self._link: ServerApiLink | None = None
         self._acked: set[str] = set()
         """The streams to whose acknowledgements this broker subscribes."""
@@ -208,6 +201,14 @@ class JetStreamApi:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     # Acknowledgements
+
+    def on_acks(self, handler: AckHandler) -> None:
+        """Have acknowledgements handled from now on."""
+        self._handle_acks = handler
+
+    def take_acks(self, messages: Sequence[Message], link: ApiLink) -> None:
+        """Handle acknowledgements that came together over a connection."""
+        self._handle_acks(messages, link)
 
     def attach(self, link: ServerApiLink) -> None:
         """Hear acknowledgements over a new connection."""

@@ -136,7 +136,7 @@ class ConsumerCalls:
     Args:
         api: finds streams, and answers.
         store: keeps durable consumers.
-        receivers: of what consumers deliver.
+        receivers: the receivers of what consumers deliver.
     """
 
     def __init__(self, api: JetStreamApi, store: ConsumerStore, receivers: Receivers) -> None:
@@ -161,17 +161,17 @@ class ConsumerCalls:
             self._ended,
             self._merged,
         )
-        leaf.on_interest_changed = receivers.on_interest_changed = self._interest_changed
-        leaf.on_connected = self._reconnected
-        leaf.on_writable = receivers.on_writable = self._wake_all
+        receivers.notify(
+            interest_changed=self._interest_changed,
+            connected=self._reconnected,
+            writable=self._wake_all,
+        )
         self._adopted = asyncio.Event()
         self._unadopted: set[str] = set()
         """Streams that this broker may have begun to lead, whose consumers may not work yet."""
         api.broker.on_image(self._review)
         api.broker.on_leading(self._adopt_soon)
-        api.take_acks = self._take_acks
-        api.consumers_of = self._count
-        api.stream_deleted = self._forget_stream
+        api.on_acks(self._take_acks)
         store.on_group_deleted(self._group_deleted)
         api.handlers |= {
             "CONSUMER.CREATE": self._create,
@@ -349,8 +349,8 @@ class ConsumerCalls:
         for runner in self._every_runner():
             runner.wake()
 
-    def _count(self, name: str) -> int:
-        """Return how many consumers of a stream work here."""
+    def count(self, name: str) -> int:
+        """Return how many consumers work here of a stream, as clients know it."""
         led = self._led.get(name)
         return len(led.runners) if led is not None else 0
 
@@ -393,7 +393,7 @@ class ConsumerCalls:
         except UnknownGroupError:
             return  # as wanted
 
-    async def _forget_stream(self, name: str) -> None:
+    async def forget_stream(self, name: str) -> None:
         """Forget the consumers of a deleted stream."""
         shown = shown_name(name)
         for group in await self._store.list(f"{GROUP_PREFIX}{shown}"):

@@ -48,7 +48,7 @@ class MergedBuffer:
     """The records of several partitions that a consumer has read ahead.
 
     Args:
-        name: the consumer's, for the log.
+        name: the consumer's name, for the log.
         parts: the buffers of the partitions, in order.
         state: has the position in each.
         now_ms: returns the time.

@@ -39,9 +39,9 @@ class MergedReader:
     """Reads one of several partitions; ``PartitionReader`` says what each method does.
 
     Args:
-        name: the partition's, as clients know it.
+        name: the partition's name, as clients know it.
         filters: patterns of its records' subjects.
-        host: shared.
+        host: what the calls of the API share.
     """
 
     def __init__(self, name: str, filters: tuple[str, ...], host: MergedHost) -> None:

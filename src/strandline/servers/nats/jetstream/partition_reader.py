@@ -29,7 +29,7 @@ class PartitionReader:
     """Reads and counts the records that pass a consumer's filters.
 
     Args:
-        partition: of the records.
+        partition: the partition of the records.
         filters: patterns of their subjects; none: all records pass.
         counter: counts records without a filter.
         on_thread: runs what reads files.

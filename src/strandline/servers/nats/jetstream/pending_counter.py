@@ -21,9 +21,9 @@ class PendingCounter:
     """Counts the records that a consumer has still to get.
 
     Args:
-        partition: of the records.
+        partition: the partition of the records.
         counter: counts records without a filter.
-        patterns: of the subjects; none: all records count.
+        patterns: the patterns of the subjects; none: all records count.
     """
 
     def __init__(

@@ -27,8 +27,8 @@ def parse_pull(
     """Return the pull that a body asks for, or the status that rejects it.
 
     Args:
-        config: of the consumer.
-        token: the pull's.
+        config: the settings of the consumer.
+        token: the pull's token.
         payload: the body.
         now_ms: the time.
     """

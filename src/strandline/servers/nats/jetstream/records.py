@@ -301,8 +301,8 @@ def read_some(
     """Read some records from an offset on, those whose subjects match one of the patterns.
 
     Args:
-        partition: of the records.
-        offset: the first one's, or of a gap before it.
+        partition: the partition of the records.
+        offset: the offset of the first one, or of a gap before it.
         search: knows where matching records are; None: all records match.
 
     Returns:
@@ -360,8 +360,8 @@ def tally_subjects(
     """Return the tallies of all subjects that match one of the patterns.
 
     Args:
-        partition: of the records.
-        patterns: of subjects.
+        partition: the partition of the records.
+        patterns: the patterns of subjects.
         stop: below this offset; None: up to the end.
 
     Raises:

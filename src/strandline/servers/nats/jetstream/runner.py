@@ -113,9 +113,9 @@ class ConsumerRunner:
     """A consumer at work.
 
     Args:
-        host: shared.
+        host: what the calls of the API share.
         stream: the name of its stream, as clients know it.
-        partition: of its records; of several the first one.
+        partition: the partition of its records; of several the first one.
         kept: settings and state.
     """
 

@@ -152,11 +152,21 @@ def jetstream_config(config: StreamConfig, view: JetStreamView | None = None) ->
         no_ack=not config.pub_ack,
         duplicate_window=_ns(config.dedup_window_ms),
         max_msgs_per_subject=config.max_records_per_subject or UNLIMITED,
+        discard="new" if is_bucket(config) else "old",
         allow_rollup_hdrs=config.max_records_per_subject > 0,
         allow_atomic=config.pub_ack,
         description=config.description or msgspec.UNSET,
         metadata=metadata,
     )
+
+
+def is_bucket(config: StreamConfig) -> bool:
+    """Return whether key-value clients made a stream; they ask for ``discard: new``.
+
+    Without limits of the whole stream, that is the same as ``old``.
+    """
+    bucket = config.name.removeprefix("KV_")
+    return bucket != config.name and config.subject == f"$KV.{bucket}.>"
 
 
 def _ns(duration_ms: int) -> int:

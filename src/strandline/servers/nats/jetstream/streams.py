@@ -28,6 +28,7 @@ from strandline.servers.nats.jetstream.api import (
     JetStreamApi,
     status,
 )
+from strandline.servers.nats.jetstream.consumers import ConsumerCalls
 from strandline.servers.nats.jetstream.direct import (
     DirectBatches,
     GetRequest,
@@ -66,6 +67,7 @@ from strandline.servers.nats.jetstream.state import RecordCounter, StreamState, 
 from strandline.servers.nats.jetstream.stream_config import (
     StreamConfigRequest,
     changed_settings,
+    is_bucket,
     jetstream_config,
     stream_config,
 )
@@ -117,10 +119,12 @@ class StreamCalls:
     Args:
         api: finds streams, and answers.
         config: the broker's settings.
+        consumers: the consumers of these streams.
     """
 
-    def __init__(self, api: JetStreamApi, config: BrokerConfig) -> None:
+    def __init__(self, api: JetStreamApi, config: BrokerConfig, consumers: ConsumerCalls) -> None:
         self._api = api
+        self._consumers = consumers
         self._broker = api.broker
         self._config = config
         self._counter = RecordCounter()
@@ -161,7 +165,7 @@ class StreamCalls:
             reserved_memory=0,
             reserved_storage=0,
             streams=len(streams),
-            consumers=sum(self._api.consumers_of(view.name) for view in self._views()),
+            consumers=sum(self._consumers.count(view.name) for view in self._views()),
             limits=UNLIMITED_ACCOUNT,
             domain=self._api.domain or msgspec.UNSET,
             api={"level": LEVEL_MAX, "total": self._api.requests, "errors": self._api.errors},
@@ -220,7 +224,7 @@ class StreamCalls:
             numbers = range(len(view.partitions))
             parts = (self._state(JetStreamView(view.stream, each)) for each in numbers)
             state = summed_state(await asyncio.gather(*parts))
-        state.consumer_count = self._api.consumers_of(view.name)
+        state.consumer_count = self._consumers.count(view.name)
         return state
 
     async def _known_state(self, view: JetStreamView) -> StreamState | None:
@@ -276,9 +280,7 @@ class StreamCalls:
         if body.name != request.call.stream:
             reject(STREAM_MISMATCH)
         config = stream_config(body, is_cluster=self._config.cluster.is_on)
-        bucket = config.name.removeprefix("KV_")
-        is_bucket = bucket != config.name and config.subject == f"$KV.{bucket}.>"
-        if self._config.auth.enabled and is_reserved(config.subject) and not is_bucket:
+        if self._config.auth.enabled and is_reserved(config.subject) and not is_bucket(config):
             # The permission to ask covers every subject but NATS' own, and a bucket's own.
             reject_config(f"subject {config.subject!r} is NATS' own")
         return config
@@ -318,7 +320,7 @@ class StreamCalls:
                 BAD_REQUEST, f"delete {JetStreamView(view.stream).name}, with all its partitions"
             )
         await self._broker.delete_stream(view.stream.name)
-        await self._api.stream_deleted(view.stream.name)
+        await self._consumers.forget_stream(view.stream.name)
         return request.answer(success=True)
 
     async def _purge(self, request: ApiRequest) -> ApiReply:

@@ -61,6 +61,14 @@ def test_defaults_are_jetstreams():
     assert asked(name="S", max_age=10**9).dedup_window_ms == 1_000, "no longer than the records"
 
 
+def test_a_bucket_shows_what_its_clients_ask_for():
+    """Some compare it. Other streams show that the oldest records are deleted."""
+    bucket = asked(name="KV_b", subjects=["$KV.b.>"], max_msgs_per_subject=5, discard="new")
+    assert jetstream_config(bucket).discard == "new"
+    for name, subject in (("b", "$KV.b.>"), ("KV_b", "$KV.c.>"), ("KV_b", "KV_b")):
+        assert jetstream_config(asked(name=name, subjects=[subject])).discard == "old"
+
+
 @pytest.mark.parametrize("field", ["allow_rollup_hdrs", "allow_msg_ttl"])
 @pytest.mark.parametrize("limit", [None, 0, -1])
 def test_what_needs_a_limit_for_each_subject_is_rejected_without(field, limit):
