@@ -39,6 +39,7 @@ ENVIRON_OTHERS: Final = frozenset(
         "STRANDLINE_KEY",
         "STRANDLINE_ENCRYPTION_KEY",
         "STRANDLINE_TOKEN",
+        "STRANDLINE_REGISTRY_AUTH",
     }
 )
 """Variables of ours that are not broker settings: the CLI and clients read them."""

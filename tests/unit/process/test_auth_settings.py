@@ -87,5 +87,6 @@ def test_the_token_may_come_from_the_environment():
         "STRANDLINE_AUTH__ENABLED": "true",
         "STRANDLINE_AUTH__ADMIN_TOKEN": SECRET,
         "STRANDLINE_TOKEN": "a client's",
+        "STRANDLINE_REGISTRY_AUTH": "a:b",
     }
     assert load_settings(None, environ, {}).auth.admin_token == SECRET
