@@ -472,6 +472,26 @@ async def test_a_search_reads_no_more_than_its_share(ask_us, monkeypatch):
     assert (code, number) == (503, 10008)
 
 
+async def test_subjects_come_in_pages_that_fit_into_an_answer(ours, ask_us):
+    """However long they are: clients ask until they have as many as there are."""
+    wanted = {f"wide.{number}.{'x' * 200}": 1 for number in range(6_000)}
+    with strandline.connect(ours.flight) as admin:
+        admin.create_stream("wide", subject="wide.>")
+        with admin.producer("wide") as producer:
+            for subject in wanted:
+                producer.append(b"v", subject=subject)
+    found, pages = {}, 0
+    while len(found) < 6_000:
+        body = {"subjects_filter": ">", "offset": len(found)}
+        answer = await ask_us("STREAM.INFO.wide", body)
+        assert (answer["total"], answer["offset"]) == (6_000, len(found))
+        found |= answer["state"]["subjects"]
+        pages += 1
+    assert found == wanted
+    assert pages == 2
+    await ask_us("STREAM.DELETE.wide")
+
+
 async def test_an_answer_that_is_too_large_says_so(ours, ask_us):
     """A message in base64 may be larger than the server lets through; itself it is not."""
     with strandline.connect(ours.flight) as admin:

@@ -1,6 +1,7 @@
 """The stream operations of the JetStream API."""
 
 import asyncio
+from itertools import accumulate, compress, takewhile
 from typing import Any, Final
 
 import msgspec
@@ -77,6 +78,10 @@ from strandline.types import Offset
 
 NAMES_PER_PAGE: Final = 1024
 STREAMS_PER_PAGE: Final = 256
+STATE_BYTES: Final = 16 << 10
+"""Of an answer with subjects, besides those: a stream's settings and state; generous."""
+COUNT_BYTES: Final = 22
+"""Of a subject's count, and what is around it, at most."""
 UNLIMITED_ACCOUNT: Final = {
     "max_memory": -1,
     "max_storage": -1,
@@ -256,7 +261,7 @@ class StreamCalls:
                 tally_subjects, view.partitions[0], body.subjects_filter
             )
             first, names = min(body.offset or 0, len(tallies)), sorted(tallies)
-            page = names[first : first + SUBJECTS_PER_PAGE]
+            page = _page_of(names[first : first + SUBJECTS_PER_PAGE], request.link.payload_max)
             state.subjects = {name: tallies[name].records for name in page} or msgspec.UNSET
             paging = {"total": len(tallies), "offset": first, "limit": SUBJECTS_PER_PAGE}
         return request.answer(**paging, **self._shown(view, state))
@@ -432,6 +437,13 @@ class StreamCalls:
         if offset is None:
             return await self._api.on_thread(last_message, partition, pattern)
         return await self._at(partition, offset)
+
+
+def _page_of(names: list[str], bytes_max: int) -> list[str]:
+    """Return as many names as fit into an answer with their counts; clients ask for the others."""
+    sizes = (len(msgspec.json.encode(name)) + COUNT_BYTES for name in names)
+    room = bytes_max - STATE_BYTES
+    return list(compress(names, takewhile(room.__ge__, accumulate(sizes))))
 
 
 def _message_from(partition: Partition, text: str) -> StoredMessage | None:
