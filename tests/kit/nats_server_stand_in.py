@@ -71,6 +71,7 @@ def main():
     if int(flags.get("-p", -1)) > 0:
         port = int(flags["-p"])
     directory = flags.get("--store_dir") or tempfile.mkdtemp(prefix="nats-server-stand-in-")
+    Path(directory).mkdir(parents=True, exist_ok=True)
     broker = os.getpid()
     if "-P" in flags:
         Path(flags["-P"]).write_text(str(broker))
