@@ -7,6 +7,7 @@ Rules: touches connected sockets of this process whose own port is the listener'
 Linux only; on other systems it finds none.
 """
 
+import contextlib
 import ipaddress
 import os
 import socket
@@ -42,14 +43,13 @@ def cut_connections(port: int, peers: Collection[PeerAddress] | None = None) -> 
     count = 0
     for descriptor, peer in _connections(port):
         if peers is None or peer in peers:
-            connection = socket.socket(fileno=descriptor)
-            try:
-                connection.shutdown(socket.SHUT_RDWR)
-                count += 1
-            except OSError:
-                pass  # closed by another thread
-            finally:
-                connection.detach()
+            with contextlib.suppress(OSError):  # closed by another thread
+                connection = socket.socket(fileno=descriptor)
+                try:
+                    connection.shutdown(socket.SHUT_RDWR)
+                    count += 1
+                finally:
+                    connection.detach()
     return count
 
 

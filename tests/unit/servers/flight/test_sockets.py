@@ -1,9 +1,11 @@
 """The connections of one listener among all descriptors of the process."""
 
+import os
 import socket
 
 import pytest
 
+from strandline.servers.flight import sockets
 from strandline.servers.flight.sockets import PeerAddress, cut_connections, peers_of
 
 
@@ -40,3 +42,12 @@ def test_only_the_clients_of_a_port_are_disconnected(listeners):
     with pytest.raises(BlockingIOError):
         stays.recv(1)
     assert cut_connections(other, None) == 1
+
+
+def test_a_connection_that_another_thread_closes_meanwhile_is_left(monkeypatch):
+    """gRPC closes its connections whenever it likes, also between two looks at a descriptor."""
+    closed = os.open(os.devnull, os.O_RDONLY)
+    os.close(closed)
+    gone = (closed, PeerAddress("127.0.0.1", 1))
+    monkeypatch.setattr(sockets, "_connections", lambda _: iter([gone]))
+    assert cut_connections(1) == 0
