@@ -101,7 +101,6 @@ class Replicas:
         self._has_sent = False
         self._trace = trace
         self._loop = asyncio.get_running_loop()
-        self._reading: set[asyncio.Future[None]] = set()
         self._send_queue = committer.send_queue
         self._send_queue.add_frames(self.flush)
 
@@ -324,16 +323,13 @@ class Replicas:
 
     def in_thread(self, work: Callable[[], None], done: Callable[[], None]) -> None:
         """Read files on a thread."""
-        reading = self._loop.run_in_executor(None, work)
-        self._reading.add(reading)
 
         def read(future: asyncio.Future[None]) -> None:
-            self._reading.discard(future)
             if not future.cancelled():
                 future.result()  # a bug: the loop reports it
                 done()
 
-        reading.add_done_callback(read)
+        self._loop.run_in_executor(None, work).add_done_callback(read)
 
     def move_rate(self, log_id: LogId, follower: BrokerId) -> ReplicationThrottle | None:
         """Return the throttle of replicas that are being added and were never in sync."""

@@ -73,7 +73,8 @@ class SchemaCheck:
     def _message(self, value: bytes | None, reason: str) -> str:
         if value == b"":
             reason = "the value is empty; a record that deletes its key has none at all, which is "
-            reason += "None in Python and the header 'Strandline-Tombstone: true' in NATS"
+            reason += "None in Python, 'publish --tombstone' on the command line and the header "
+            reason += "'Strandline-Tombstone: true' in NATS"
         return (
             f"does not fit version {self.versions[-1].version} of the schema of stream "
             f"{self._stream!r}: {reason}; publish what fits ('strandline stream schema show "
