@@ -113,10 +113,15 @@ def test_what_cannot_be_imported_is_refused_by_its_version(client, registry, cal
     registry.add("others-value", ONE, references=[("a", "payments-value", 1)])
     assert "refers to 'a'" in call("others", code=1).stderr
     registry.add("strange", ONE, "THRIFT")
-    assert "a schema of the type 'THRIFT'" in call("others", "--subject", "strange", code=1).stderr
+    refused = call("others", "--subject", "strange", code=1).stderr
+    assert "a schema of the type 'THRIFT'; AVRO, JSON, PROTOBUF can be imported" in refused
     registry.add("bad", 'syntax = "proto3";', "PROTOBUF", [("../../x.proto", "others-value", 1)])
     assert "names a file '../../x.proto'" in call("others", "--subject", "bad", code=1).stderr
-    assert "has no /subjects/none/versions" in call("others", "--subject", "none", code=1).stderr
+    refused = call("others", "--subject", "none", code=1).stderr
+    assert "has no /subjects/none/versions; name another subject with --subject" in refused
+    registry.subjects["empty"] = []
+    refused = call("others", "--subject", "empty", code=1).stderr
+    assert "subject 'empty' has no versions; name another one with --subject" in refused
 
 
 def test_a_registry_that_is_away_is_asked_again(client, registry, call):
@@ -131,9 +136,12 @@ def test_a_registry_that_is_away_is_asked_again(client, registry, call):
 def test_a_registry_that_stays_away_is_unavailable(registry):
     """Which is said after the deadline, and can be retried."""
     registry.faults = [503] * 100
-    with pytest.raises(UnavailableError, match=r"does not answer: .*; try again later"):
+    with pytest.raises(UnavailableError, match=r"answers HTTP Error 503: .*; try again later"):
         [*SchemaRegistry(registry.url, deadline_s=0.5).versions("a")]
     assert 2 <= len(registry.asked) < 100
+    registry.faults = [None] * 100
+    with pytest.raises(UnavailableError, match=r"does not answer: .*; try again later"):
+        [*SchemaRegistry(registry.url, deadline_s=0.5).versions("a")]
 
 
 def test_credentials_are_of_the_environment_and_shown_to_nobody(registry, monkeypatch):

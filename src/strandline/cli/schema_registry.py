@@ -62,7 +62,10 @@ class RegisteredSchema(msgspec.Struct, frozen=True):
             InvalidConfigError: it is of another kind.
         """
         if self.kind not in _FORMATS:
-            raise InvalidConfigError(f"the registry has a schema of the type {self.kind[:50]!r}")
+            raise InvalidConfigError(
+                f"the registry has a schema of the type {self.kind[:50]!r}; {', '.join(_FORMATS)} "
+                "can be imported"
+            )
         return _FORMATS[self.kind]
 
 
@@ -107,11 +110,15 @@ class SchemaRegistry:
         """Yield the versions of a subject, ascending.
 
         Raises:
-            InvalidRequestError: there is no such subject.
+            InvalidRequestError: there is no such subject, or it has no versions.
             InvalidConfigError: the registry refuses, or its answer makes no sense.
             UnavailableError: there was no answer in time.
         """
         numbers = self._get(f"/subjects/{quote(subject, safe='')}/versions", list[int])
+        if not numbers:
+            raise InvalidRequestError(
+                f"subject {subject!r} has no versions; name another one with --subject"
+            )
         if len(numbers) > _VERSIONS_MAX:
             raise InvalidConfigError(
                 f"subject {subject!r} has {len(numbers):,} versions, more than {_VERSIONS_MAX:,}"
@@ -178,8 +185,10 @@ class SchemaRegistry:
                         "name the file of its authority in the environment variable SSL_CERT_FILE"
                     ) from error
                 if time.monotonic() + pause > deadline:
+                    is_answer = isinstance(error, urllib.error.HTTPError)
+                    what = f"answers {error}" if is_answer else f"does not answer: {reason}"
                     raise UnavailableError(
-                        f"the registry {self._url} does not answer: {reason}; try again later"
+                        f"the registry {self._url} {what}; try again later"
                     ) from error
             time.sleep(pause)
             pause = min(2 * pause, _PAUSE_S_MAX)
@@ -205,7 +214,9 @@ class SchemaRegistry:
 
     def _refused(self, path: str, code: int) -> Exception:
         if code == 404:
-            return InvalidRequestError(f"the registry {self._url} has no {path}")
+            return InvalidRequestError(
+                f"the registry {self._url} has no {path}; name another subject with --subject"
+            )
         if code in (401, 403):
             return InvalidConfigError(
                 f"the registry {self._url} refuses access to {path} ({code}): put user:password "
