@@ -204,17 +204,19 @@ def _check_compatible(
         if found is None:
             raise InvalidConfigError(
                 f"column {column.name!r} is missing, and columns cannot be removed; "
-                + _how_to_rename(given.format, column)
+                + _how_to_rename(given, column)
             )
         _compare(old.shape, found.shape, found.name)
     for added in new.values():
         _check_optional(added, added.name)
 
 
-def _how_to_rename(kind: SchemaFormat, column: SchemaColumn) -> str:
-    if kind == "protobuf":
+def _how_to_rename(given: _Given, column: SchemaColumn) -> str:
+    if given.protobuf:
         return f"if it is renamed, the field keeps its number, {column.id}"
-    if kind == "avro":
+    if given.json_schema:
+        return "a JSON Schema renames none: keep the property, and add another one"
+    if given.avro:
         return f'if it is renamed, give the field "aliases": ["{column.name}"]'
     return (
         f"if it is renamed, give the new one its id, {column.id}, in columns as JSON, as "
