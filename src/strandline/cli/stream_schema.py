@@ -39,6 +39,13 @@ StreamArgument = Annotated[
     str,
     typer.Argument(metavar="NAME", help="The stream's name.", autocompletion=stream_names),
 ]
+MessageOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Full name of the message that values are, in Protocol Buffers.",
+        show_default="the only one",
+    ),
+]
 
 
 @app.command(
@@ -69,13 +76,7 @@ def set_schema(
             "--format", help="The format of the values.", show_default="as the file looks"
         ),
     ] = None,
-    message: Annotated[
-        str | None,
-        typer.Option(
-            help="Full name of the message that values are, in Protocol Buffers.",
-            show_default="the only one",
-        ),
-    ] = None,
+    message: MessageOption = None,
     include: Annotated[
         list[Path] | None,
         typer.Option(
@@ -134,13 +135,7 @@ def import_schema(
         str | None,
         typer.Option(help="Subject in the registry.", show_default="NAME-value"),
     ] = None,
-    message: Annotated[
-        str | None,
-        typer.Option(
-            help="Full name of the message that values are, in Protocol Buffers.",
-            show_default="the only one",
-        ),
-    ] = None,
+    message: MessageOption = None,
     server: ServerOption = SERVER_DEFAULT,
     output: OutputOption = OutputFormat.text,
 ) -> None:
