@@ -466,10 +466,7 @@ def _parse_json_schema(document: dict[str, Any]) -> _Given:
     from strandline.values.json_schema import columns_of_json_schema
 
     schema, shape = columns_of_json_schema(document)
-    check_size(schema)
-    check_distinct_names(schema)
-    check_not_of_record(schema, RECORD_COLUMNS)
-    types = [_type_of(each) for each in schema]
+    types = _checked_types(schema)
     try:
         compact = json.dumps(document, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     except ValueError as error:
@@ -517,14 +514,10 @@ def _parse_protobuf(text: str, message: str | None) -> _Given:
     from strandline.values.protobuf import columns_of_message
 
     found = columns_of_message(text, message)
-    check_size(found.schema)
-    check_distinct_names(found.schema)
-    check_not_of_record(found.schema, RECORD_COLUMNS)
-    types = [_type_of(each) for each in found.schema]
     return _Given(
         "protobuf",
         found.shape,
-        types,
+        _checked_types(found.schema),
         found.numbers,
         protobuf=found.descriptors,
         message=found.message,
@@ -543,6 +536,18 @@ def _parse_avro(text: str) -> _Given:
     types = [_type_of(each) for each in schema]
     compact = json.dumps(json.loads(text), separators=(",", ":"), ensure_ascii=False)
     return _Given("avro", shape, types, [None] * len(types), compact)
+
+
+def _checked_types(schema: pa.Schema) -> list[str]:
+    """Return the types of columns that were not given as such.
+
+    Raises:
+        InvalidConfigError: no stream can have these columns.
+    """
+    check_size(schema)
+    check_distinct_names(schema)
+    check_not_of_record(schema, RECORD_COLUMNS)
+    return [_type_of(each) for each in schema]
 
 
 def _type_of(column: pa.Field) -> str:
