@@ -74,11 +74,9 @@ def test_a_renamed_file_is_followed(tool):
 
     import report
 
-    for path, names in trials.USED_BY.items():
-        assert (trials.ROOT / trials.SOURCE / path).exists(), path
-        for name in names:
-            assert trials.users(trials.ROOT, f"src/strandline/{path}"), path
-            assert (trials.ROOT / trials._integration_test(name)).exists(), name
+    for core, simulation in trials.SIMULATED.items():
+        assert (trials.ROOT / trials.SOURCE / core).is_dir(), core
+        assert (trials.ROOT / f"tests/simulation/test_{simulation}.py").exists(), simulation
     for (path, _, _), verdict in report.verdicts().items():
         assert (trials.ROOT / path).exists(), path
         if verdict["verdict"] == report.ADDED:
@@ -88,14 +86,17 @@ def test_a_renamed_file_is_followed(tool):
 
 def test_tests_are_chosen_by_what_they_reach(tool):
     """A file without a mirror meets the tests of its importers, its names and its words."""
-    from trials import NEAR_MAX, ROOT, mirrors, near, users
+    from trials import NEAR_MAX, ROOT, USERS_MAX, mirrors, near, users
 
     path = "src/strandline/servers/nats/guard.py"
     assert mirrors(ROOT, path) == []
     chosen = near(ROOT, path, 75)
     assert "tests/unit/servers/nats/test_listener.py" in chosen[:5]
     assert len(chosen) <= NEAR_MAX + 1
-    assert users(ROOT, path) == ["tests/integration/test_access_walk.py"]
+    path = "src/strandline/broker/write_path/schema_check.py"
+    chosen = users(ROOT, path, 60)
+    assert chosen[0] == "tests/integration/test_schema_validation.py"
+    assert len(chosen) == USERS_MAX
 
 
 def test_a_run_tells_what_was_noticed(tmp_path):

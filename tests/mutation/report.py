@@ -19,12 +19,13 @@ BY_HAND = "noticed by hand"
 """By a test that the tool had no time for."""
 METHOD = """\
 Each mistake was alone in a copy of the tree. Three stages of tests were run until one failed: those
-that mirror or import the file; unit tests near it; integration tests that go through it. A failure
-counts if it comes again with the mistake and not without it; so does a test that waits for ever,
-which the tool ends after a minute. A survivor for which a test was added
-was tried again, and counts as noticed since only if it then was; so does one that was tried by hand
-with a test which takes longer than the tool was given. The shares are of the mistakes that make a
-difference: of those noticed at once, and of those and the ones noticed since."""
+that mirror or import the file; unit tests near it; the eight tests of whole processes that share
+the most words with the line, its function and its file. A failure counts if it comes again with the
+mistake and not without it; so does a test that waits for ever, which the tool ends after a minute.
+A survivor for which a test was added was tried again, and counts as noticed since only if it then
+was; so does one that was tried by hand with a test which takes longer than the tool was given. The
+shares are of the mistakes that make a difference: of those noticed at once, and of those and the
+ones noticed since."""
 HEAD = (
     "| Area | Drawn | Noticed at once | Noticed since | Makes no difference "
     "| Not noticed | Share at once | Share since | Aim |"

@@ -1,7 +1,8 @@
 """Whether the tests notice a mistake: the nearest tests first, those of whole processes last.
 
 Three stages: unit tests of the file's name and those that import it; unit tests that use a name
-defined in it, and the mirrors of modules that import it; integration tests that go through it.
+defined in it, and the mirrors of modules that import it; tests of whole processes that have words
+of the line, its function and its file.
 
 Rules: mistakes are made in a copy of the tree, never in the tree itself; real processes that tests
 start run the copy, too, since it comes first on ``PYTHONPATH``. A test that takes too long fails:
@@ -13,6 +14,7 @@ the mistake, and passed in that time without it.
 
 import ast
 import contextlib
+import math
 import os
 import re
 import shutil
@@ -33,71 +35,8 @@ NAME_LENGTH_MIN = 6
 """Shorter names, and words of small letters, are used for too much to tell a module by."""
 WORD_LENGTH_MIN = 5
 IMPORTS_AWAY_MAX = 2
-# Folders and modules, the longest that fits first: integration tests that go through them.
-USED_BY = {
-    "backup": ("backup",),
-    "broker": ("client_streams", "broker_process"),
-    "broker/access.py": ("access_walk", "access"),
-    "broker/cluster": ("cluster_clients", "cluster_processes", "cluster_operations"),
-    "broker/coordinators/groups.py": ("consumer_groups",),
-    "broker/peers": ("peer_link", "cluster_processes"),
-    "broker/quorum.py": ("cluster_processes", "cluster_init"),
-    "broker/coordinators/transactions.py": ("transactions_client", "transactions_kill"),
-    "cli": ("cluster_init", "access"),
-    "cli/backup.py": ("backup",),
-    "cli/stream_schema.py": ("schemas",),
-    "client": ("client_streams", "client_faults", "client_async"),
-    "client/producer/accumulator.py": ("client_streams", "cluster_clients"),
-    "client/producer/broker_sender.py": ("client_streams", "cluster_clients"),
-    "client/cluster_client.py": ("cluster_stale_broker", "cluster_clients"),
-    "client/reader/cluster_reader.py": ("cluster_clients",),
-    "client/consumer/consumer.py": ("consumer_groups", "client_async"),
-    "client/coordinator_client.py": ("consumer_groups", "transactions_client"),
-    "client/producer/delivery.py": ("client_faults", "cluster_clients"),
-    "client/consumer/fetcher.py": ("consumer_groups",),
-    "client/consumer/groups.py": ("consumer_groups",),
-    "client/consumer/membership.py": ("consumer_groups",),
-    "client/consumer/offset_committer.py": ("consumer_groups",),
-    "client/partition_metadata.py": ("cluster_clients",),
-    "client/consumer/offset_store_dual.py": ("offset_stores",),
-    "client/consumer/offset_store_sql.py": ("offset_stores",),
-    "client/consumer/offset_store_zookeeper.py": ("offset_stores",),
-    "client/consumer/prefetcher.py": ("consumer_groups",),
-    "client/transactions/staged_write.py": ("transactions_client",),
-    "client/transactions/transaction.py": ("transactions_client",),
-    "client/transactions/transaction_calls.py": ("transactions_client",),
-    "client/transactions/transaction_context.py": ("transactions_client",),
-    "client/transactions/transactional.py": ("transactions_client",),
-    "client/transactions/transactional_writer.py": ("transactions_client",),
-    "core/raft": ("cluster_processes",),
-    "encryption": ("encryption",),
-    "servers/flight": ("client_streams", "flight_fuzz", "local_reads"),
-    "servers/grpc": ("liftbridge_clients",),
-    "servers/grpc/beam": ("beam/test_log",),
-    "servers/grpc/liftbridge": ("liftbridge/test_streams", "liftbridge/test_subscribing"),
-    "servers/grpc/liftbridge/groups.py": ("liftbridge/test_groups",),
-    "servers/nats/guard.py": ("access_walk",),
-    "servers/nats": ("nats_publish", "nats_crashes", "client_nats"),
-    "servers": ("quotas", "tls"),
-    "core/groups": ("consumer_groups",),
-    "core/metadata": ("cluster_operations", "cluster_init"),
-    "api": ("client_streams",),
-    "reading": ("local_reads", "client_streams"),
-    "record": ("client_streams", "cluster_compaction"),
-    "core/replication": ("cluster_processes", "cluster_catch_up"),
-    "security": ("access", "quotas"),
-    "process": ("broker_process", "json_logs"),
-    "spark": ("spark/test_batch_read", "spark/test_stream_read"),
-    "spark/pipelines": ("spark/test_pipelines",),
-    "spark/pipelines/load.py": ("spark/test_load",),
-    "spark/tables/delta.py": ("spark/test_sinks",),
-    "spark/tables/iceberg.py": ("spark/test_sinks",),
-    "spark/tables/source.py": ("spark/test_exactly_once",),
-    "spark/writer.py": ("spark/test_exactly_once",),
-    "storage": ("faults_corruption", "broker_process"),
-    "core/transactions": ("transactions_client",),
-    "values": ("schemas", "spark/test_load"),
-}
+USERS_MAX = 8
+"""How many test files of the third stage are run, those about the line first."""
 SIMULATED = {
     "core/raft": "consensus_sim",
     "core/replication": "replication_sim",
@@ -106,6 +45,7 @@ SIMULATED = {
 }
 OVERDUE = "still running"
 TIMED_OUT = "a test waited for ever"
+PROCESSES = ("integration", "spark")
 OTHERS = ("property", "simulation", "golden")
 LIMITS = "tests/golden/test_limits.py"
 """Notices changed numbers."""
@@ -147,7 +87,8 @@ class Copy:
         stages = [("mirror", mirrors(self.directory, path))]
         if not mirrors_only:
             stages += [("near", [each]) for each in near(self.directory, path, mistake.line)]
-            stages += [("integration", [each]) for each in users(self.directory, path)]
+            whole = users(self.directory, path, mistake.line)
+            stages += [("integration", [each]) for each in whole]
         file = self.directory / path
         source, times = file.read_bytes(), file.stat()
         passed: list[str] = []
@@ -258,23 +199,38 @@ def near(root: Path, path: str, line: int) -> list[str]:
     return [*found, LIMITS]
 
 
-def users(root: Path, path: str) -> list[str]:
-    """The integration tests that go through a file, and the simulation of its core."""
+def users(root: Path, path: str, line: int) -> list[str]:
+    """Return the tests of whole processes that share most words with a line.
+
+    The words of its file and its function count, too. For a core its simulation comes first.
+    """
     inner = Path(path).relative_to(SOURCE).as_posix()
-    fitting = [each for each in USED_BY if inner == each or inner.startswith(f"{each}/")]
-    names = USED_BY[max(fitting, key=len)] if fitting else ()
-    found = [_integration_test(each) for each in names]
+    source = (root / path).read_text()
+    text = source.splitlines()[line - 1]
+    words = _words(f"{inner} {_function_at(source, line)} {text}")
+    files = [each for one in PROCESSES for each in (root / "tests" / one).rglob("test_*.py")]
+    texts = {each.relative_to(root).as_posix(): each.read_text().lower() for each in files}
+    scores: dict[str, float] = dict.fromkeys(texts, 0)
+    for word in words:
+        having = [name for name, text in texts.items() if word in text]
+        for name in having:  # a rare word tells more, and most in the name of the test
+            scores[name] += math.log(len(texts) / len(having)) * (1 + 2 * (word in name))
+    found = sorted(texts, key=lambda name: (-scores[name], name))[:USERS_MAX]
     for core, simulation in SIMULATED.items():
         if inner.startswith(f"{core}/"):
             found.insert(0, f"tests/simulation/test_{simulation}.py")
-    return [each for each in found if (root / each).exists()]
+    return found
 
 
-def _integration_test(name: str) -> str:
-    """The file of a name in ``USED_BY``."""
-    if name.startswith("spark/"):
-        return f"tests/{name}.py"
-    return f"tests/integration/{name if '/' in name else f'test_{name}'}.py"
+def _function_at(source: str, line: int) -> str:
+    """The name of the innermost function around a line; empty outside of functions."""
+    around = [
+        (each.lineno, each.name)
+        for each in ast.walk(ast.parse(source))
+        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
+        and each.lineno <= line <= (each.end_lineno or 0)
+    ]
+    return max(around)[1] if around else ""
 
 
 def _unit_tests(root: Path) -> list[Path]:
