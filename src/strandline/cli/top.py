@@ -19,6 +19,7 @@ from strandline.cli.output import (
     print_line,
     print_table,
     reports_errors,
+    writing_output,
 )
 from strandline.cli.parsing import size_text
 from strandline.cli.signals import interrupted_by_sigterm
@@ -298,7 +299,8 @@ def _show_live(measured: Iterator[Measurement]) -> None:
 
     with Live(screen=True, auto_refresh=False) as screen:
         for found in measured:
-            screen.update(_screen(found), refresh=True)
+            with writing_output():
+                screen.update(_screen(found), refresh=True)
 
 
 def _screen(found: Measurement) -> "RenderableType":
