@@ -59,6 +59,7 @@ def server_info(broker: Broker) -> ServerInfo:
         streams=broker.stream_count,
         brokers=broker.flight_addresses,
         address=broker.flight_address,
+        auth_enabled=broker.config.auth.enabled,
     )
 
 
