@@ -23,6 +23,7 @@ from strandline.errors import InvalidConfigError
 from strandline.values.columns import check_size
 from strandline.values.frame import FRAME_BYTES, frame, framed_id
 from strandline.values.schema import SchemaVersion
+from strandline.values.years import NOT_IN_YEARS
 
 _PRIMITIVES: dict[str, pa.DataType] = {
     "boolean": pa.bool_(),
@@ -102,7 +103,7 @@ def value_reader(avro_schema: str | None, writer_schema: str | None) -> ReadValu
         except UnicodeDecodeError as error:
             raise ValueError("not Avro of this schema: a text is not UTF-8") from error
         except OverflowError as error:
-            raise ValueError("a date or time is not in the years 1 to 9999") from error
+            raise ValueError(NOT_IN_YEARS) from error
         except (ArithmeticError, TypeError, struct.error) as error:
             raise ValueError(f"not Avro of this schema: {error}") from error
         if source.tell() != len(value):

@@ -12,7 +12,6 @@ import binascii
 import contextlib
 import re
 from collections.abc import Callable, Iterator, Sequence
-from datetime import date
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -25,6 +24,7 @@ from strandline.values.columns import COLUMNS_MAX, DEPTH_MAX
 from strandline.values.frame import FRAME_BYTES, framed_id
 from strandline.values.schema import SchemaVersion
 from strandline.values.shape import ShapeField, ValueShape, element
+from strandline.values.years import check_days
 
 RowsOf = Callable[[pa.Array], pa.StructArray]
 CheckMessage = Callable[[Any], Any]
@@ -56,9 +56,6 @@ _WRAPPERS = {
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NANOS = 1_000_000_000
 _DAY = 24 * 3600 * 1_000_000
-_EPOCH = date(1970, 1, 1)
-_FIRST = (date.min - _EPOCH).days * _DAY
-_LAST = (date.max - _EPOCH).days * _DAY + _DAY - 1
 _INDEXES_MAX = 64
 _VARINT_BYTES_MAX = 10
 _SHOWN_MESSAGES_MAX = 10
@@ -329,8 +326,7 @@ def _microseconds(time: Any) -> int | None:
     if not 0 <= time.nanos < _NANOS:
         raise ValueError(f"a time has {time.nanos} nanoseconds")
     found: int = time.seconds * 1_000_000 + time.nanos // 1_000
-    if not _FIRST <= found <= _LAST:
-        raise ValueError("a time is not in the years 1 to 9999")
+    check_days(found // _DAY, found // _DAY)
     return found
 
 

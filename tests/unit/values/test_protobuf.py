@@ -204,10 +204,16 @@ def test_frames_of_a_registry_are_taken_off():
     [
         (b"\xff", "Error parsing message with type 'shop.Order'"),
         (b"\x12\x01\xff", "String field had bad UTF-8"),
-        (order(at={"seconds": 1 << 60}).SerializeToString(), "a time is not in the years 1 to"),
-        (order(at={"seconds": -(1 << 40)}).SerializeToString(), "a time is not in the years 1 to"),
+        (order(at={"seconds": 1 << 60}).SerializeToString(), "a date or time is not in the years"),
+        (
+            order(at={"seconds": -(1 << 40)}).SerializeToString(),
+            "a date or time is not in the years",
+        ),
         (order(at={"nanos": -1}).SerializeToString(), "a time has -1 nanoseconds"),
-        (order(places=[{"seen": [{"seconds": 1 << 60}]}]).SerializeToString(), "a time is not in"),
+        (
+            order(places=[{"seen": [{"seconds": 1 << 60}]}]).SerializeToString(),
+            "a date or time is not in",
+        ),
         (order(by_name={"a": {"seen": [{"nanos": 1 << 30}]}}).SerializeToString(), "a time has"),
         (b"\x0b" * 200, "Error parsing message"),
     ],
