@@ -45,6 +45,19 @@ def excerpt(text: str) -> str:
     return text if len(text) <= _EXCERPT_CHARACTERS else f"{text[:_EXCERPT_CHARACTERS]}…"
 
 
+def is_deeper(document: Any, levels: int) -> bool:
+    """Return whether a JSON document is nested more than so many levels deep."""
+    level = [document]
+    for _ in range(levels):
+        level = [
+            part
+            for each in level
+            if isinstance(each, dict | list)
+            for part in (each.values() if isinstance(each, dict) else each)
+        ]
+    return bool(level)
+
+
 def check_one_value_each(values: list[str]) -> None:
     """Check that each value is exactly one JSON value.
 
