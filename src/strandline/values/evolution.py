@@ -99,9 +99,12 @@ def next_version(
     Raises:
         InvalidConfigError: it is no schema, or its values would not go with the earlier ones.
     """
-    if message is not None and kind != "protobuf":
-        raise InvalidConfigError("a message is named for values in Protocol Buffers; leave it out")
     given = _parse_protobuf(text, message) if kind == "protobuf" else _parse(text, kind)
+    if message is not None and kind != "protobuf":
+        raise InvalidConfigError(
+            f"the message {message!r} is named for values in Protocol Buffers, and these are "
+            f"{given.format} values; leave it out"
+        )
     last = earlier[-1] if earlier else None
     if last is not None and last.format != given.format:
         raise InvalidConfigError(

@@ -316,7 +316,7 @@ def test_what_is_no_descriptor_set_is_refused():
             next_version([], text, kind="protobuf")
     with pytest.raises(InvalidConfigError, match=r"a \.proto file is compiled first"):
         next_version([], FIRST)
-    with pytest.raises(InvalidConfigError, match="a message is named for values in Protocol"):
+    with pytest.raises(InvalidConfigError, match=r"'shop\.Order' is named for values in Protocol"):
         next_version([], "id INT", message="shop.Order")
 
 
