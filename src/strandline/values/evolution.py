@@ -17,6 +17,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 import msgspec
 import pyarrow as pa
 
+from strandline.config import misfit_text
 from strandline.errors import UNDECODABLE, InvalidConfigError
 from strandline.values.columns import (
     DEPTH_MAX,
@@ -407,7 +408,7 @@ def _parse(text: str, kind: SchemaFormat | None) -> _Given:
         except UNDECODABLE as error:
             raise InvalidConfigError(
                 'columns as JSON are a list such as [{"name": "id", "type": "bigint", "nullable": '
-                f'false, "id": 1}}]: {error}'
+                f'false, "id": 1}}]: {misfit_text(error, listed, name="the list")}'
             ) from error
     return _json_columns(given)
 
