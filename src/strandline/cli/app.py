@@ -55,7 +55,9 @@ class Commands(TyperGroup):
         except UsageError as error:
             if not ASKS_FOR_JSON.search(arguments):
                 raise
-            print_error(InvalidRequestError(error.format_message()), OutputFormat.json)
+            path = error.ctx.command_path if error.ctx is not None else "strandline"
+            text = f"{error.format_message().rstrip('.')}; try '{path} -h' for help"
+            print_error(InvalidRequestError(text), OutputFormat.json)
             raise typer.Exit(error.exit_code) from error
 
 
