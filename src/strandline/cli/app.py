@@ -56,8 +56,10 @@ class Commands(TyperGroup):
             if not ASKS_FOR_JSON.search(arguments):
                 raise
             path = error.ctx.command_path if error.ctx is not None else "strandline"
-            text = f"{error.format_message().rstrip('.')}; try '{path} -h' for help"
-            print_error(InvalidRequestError(text), OutputFormat.json)
+            text = error.format_message()
+            text += "" if text.endswith((".", "?")) else "."
+            told = InvalidRequestError(f"{text} Try '{path} -h' for help.")
+            print_error(told, OutputFormat.json)
             raise typer.Exit(error.exit_code) from error
 
 

@@ -57,6 +57,11 @@ def set_quota(
     Limits apply at each broker, at once. Requests above a rate are delayed, or rejected with the
     time to retry.
     """
+    if not (publish or read or requests or connections):
+        raise typer.BadParameter(
+            f"no limit for {principal!r}; give one of --publish, --read, --requests and "
+            "--connections, or run 'strandline quota remove'"
+        )
     limits = {
         "publish_bytes_per_s": publish,
         "read_bytes_per_s": read,

@@ -306,7 +306,10 @@ def _check_nats(config: BrokerConfig) -> None:
 def _check_tls(tls: TlsConfig) -> None:
     """Reject TLS settings that would use clear text by mistake or leave clients unverified."""
     if bool(tls.certificate) != bool(tls.key):
-        raise InvalidConfigError("TLS needs both tls.certificate and tls.key")
+        missing = "certificate" if tls.key else "key"
+        raise InvalidConfigError(
+            f"TLS needs both tls.certificate and tls.key; set tls.{missing}, too"
+        )
     if tls.authority and not tls.certificate:
         raise InvalidConfigError(
             "tls.authority asks clients for certificates; that needs TLS: set "

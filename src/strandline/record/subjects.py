@@ -45,7 +45,9 @@ def validate_subject(subject: str, *, wildcards: bool = False) -> None:
         )
     tokens = subject.split(".")
     if "" in tokens:
-        raise InvalidSubjectError(f"subject '{shown}' has an empty token (a dot too many)")
+        raise InvalidSubjectError(
+            f"subject '{shown}' has an empty token (a dot too many); leave the dot out"
+        )
     if "*" in subject or ">" in subject:
         _check_wildcards(shown, tokens, allowed=wildcards)
 

@@ -4,6 +4,7 @@ Rules: the types that tables keep; anything else is an error that names it. Comm
 over. Must not know Spark, tables or streams.
 """
 
+import difflib
 import re
 from collections.abc import Iterable
 
@@ -36,6 +37,7 @@ _SYNONYMS = {
     "timestamp_ltz": "timestamp",
 }
 _DECIMALS = ("decimal", "dec", "numeric")
+_NESTED = ("array", "map", "struct")
 _DECIMAL_DIGITS_MAX = 38
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 DEPTH_MAX = 32
@@ -188,8 +190,11 @@ class _Parser:
             return _NAMES[name]
         if name in _DECIMALS:
             return self._decimal()
-        if name not in ("array", "map", "struct"):
-            raise self.wrong(f"the type {word!r}, which is not known without Spark,")
+        if name not in _NESTED:
+            known = (*_NAMES, *_SYNONYMS, *_DECIMALS, *_NESTED)
+            near = difflib.get_close_matches(word.lower(), known, n=1)
+            hint = f" (did you mean {near[0].upper()}?)" if near else ""
+            raise self.wrong(f"the type {word!r}, which is not known without Spark{hint},")
         self._depth += 1
         if self._depth > DEPTH_MAX:
             raise self.wrong(f"types that are nested more than {DEPTH_MAX} deep")

@@ -98,6 +98,7 @@ _DRAFTS = (
     "http://json-schema.org/draft-06/schema",
     "http://json-schema.org/draft-04/schema",
 )
+_Kind = jsonschema_rs.ValidationErrorKind
 _ROOT = "values"
 _NULL = {"type": "null"}
 _NO_NULL = 'it is not of type "null"'
@@ -185,7 +186,7 @@ def _translated(document: dict[str, Any]) -> Iterator[None]:
     try:
         yield
     except jsonschema_rs.ValidationError as error:
-        if isinstance(error.kind, jsonschema_rs.ValidationErrorKind.Referencing):
+        if isinstance(error.kind, _Kind.Referencing):
             for path, target in _references(document, ""):
                 _resolve(document, target, path or _ROOT)
         raise InvalidConfigError(f"this is not a JSON Schema: {_schema_reason(error)}") from error
@@ -196,10 +197,11 @@ def _translated(document: dict[str, Any]) -> Iterator[None]:
 def _schema_reason(error: jsonschema_rs.ValidationError) -> str:
     """Return which keyword of a schema is wrong, its value, and what it takes."""
     path, found = _path_text(error.instance_path), json.dumps(error.instance, ensure_ascii=False)
-    what = _innermost(error).message
-    if isinstance(error.kind, jsonschema_rs.ValidationErrorKind.Format) and path.endswith(
-        "pattern"
-    ):
+    inner = _innermost(error)
+    what = inner.message
+    if isinstance(inner.kind, _Kind.Enum):
+        what = f"it must be one of {', '.join(map(str, inner.kind.options))}"
+    elif isinstance(error.kind, _Kind.Format) and path.endswith("pattern"):
         what = "it is not a regular expression without lookaround and backreferences"
     return f"{path or 'it'} is {excerpt(found)}, but {what}"
 

@@ -148,7 +148,10 @@ def test_values_are_read_by_the_columns():
         (schema_of({"a": {"$ref": "#"}}), "column 'a.a': '#' holds itself|'#' holds itself"),
         (schema_of({"a": {"$ref": "#/$defs/b", "minLength": 1}}, **{"$defs": {"b": TEXT}}), "besi"),
         (schema_of({"a": {"$ref": "#/x"}}, x={"properties": 1}), "not a JSON Schema: x.properties"),
-        (schema_of({"a": {"type": "text"}}), 'properties.a.type is "text", but it is not one of'),
+        (
+            schema_of({"a": {"type": "text"}}),
+            'properties.a.type is "text", but it must be one of array',
+        ),
         (schema_of({"a": {**TEXT, "pattern": "("}}), r'pattern is "\(", but it is not a regular'),
         (schema_of({"a": {**TEXT, "pattern": "(?=b)c"}}), "expression without lookaround and back"),
         (
