@@ -6,8 +6,11 @@ only decodes and checks values. ``docs/configuration.md`` documents every key (t
 """
 
 import difflib
-from collections.abc import Mapping
-from typing import Any, Literal, TypeVar, get_args
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from types import NoneType
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 import msgspec.structs
@@ -348,9 +351,13 @@ def parse_peers(entries: list[str], key: str) -> dict[int, tuple[str, int]]:
         number, _, address = entry.partition("=")
         host, _, port = address.rpartition(":")
         if not (number.isdigit() and port.isdigit() and host and 0 < int(number) < 1 << 31):
-            raise InvalidConfigError(f"{key}: {entry!r} is not ID=HOST:PORT")
-        if int(number) in found or not 0 < int(port) < 1 << 16:
-            raise InvalidConfigError(f"{key}: {entry!r} repeats an id or has no possible port")
+            raise InvalidConfigError(
+                f"{key}: {entry!r} is not ID=HOST:PORT; write e.g. 4=10.0.0.4:9295"
+            )
+        if int(number) in found:
+            raise InvalidConfigError(f"{key}: {entry!r} repeats an id; give each broker its own")
+        if not 0 < int(port) < 1 << 16:
+            raise InvalidConfigError(f"{key}: {entry!r} has the port {port}; it is 1 to 65535")
         found[int(number)] = (host.strip("[]"), int(port))
     return found
 
@@ -361,6 +368,21 @@ def bracketed(host: str) -> str:
 
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
+_STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
+_MISSING = re.compile(r"Object missing required field `([^`]+)`")
+_UNKNOWN = re.compile(r"Object contains unknown field `([^`]+)`")
+_EXPECTED = re.compile(r"Expected `([^`]+)`(.*?)(?:, got `[^`]+`)?")
+_WORDS = {
+    "array": "a list",
+    "bool": "true or false",
+    "float": "a number",
+    "int": "a whole number",
+    "null": "nothing",
+    "object": "keys and values",
+    "str": "text",
+}
+_SECRET = ("token", "secret", "password")
+_SHOWN_CHARACTERS_MAX = 100
 
 
 def decode_config(values: Mapping[str, Any], kind: type[StructT]) -> StructT:
@@ -377,7 +399,56 @@ def decode_config(values: Mapping[str, Any], kind: type[StructT]) -> StructT:
     try:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
-        raise InvalidConfigError(f"configuration: {error}") from error
+        raise InvalidConfigError(misfit_text(error, values, kind)) from error
+
+
+def misfit_text(error: Exception, values: Any, kind: Any = None, *, name: str = "it") -> str:
+    """Return why msgspec refuses values: the key, its value, and what it takes.
+
+    Args:
+        error: of msgspec.
+        values: what was refused, as plain values.
+        kind: the struct they were to become, whose choices are listed.
+        name: stands for all of the values.
+    """
+    what, _, path = str(error).partition(" - at `$")
+    if " - at `" in what:
+        return what  # of a key of a mapping, which has no place among the values
+    steps = [name or int(place) for name, place in _STEP.findall(path.removesuffix("`"))]
+    try:
+        value = functools.reduce(lambda part, step: part[step], steps, values)
+    except (LookupError, TypeError):
+        return str(error)  # below a key of any name, which the path leaves out
+    key = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
+    key = key.removeprefix(".")
+    if (missing := _MISSING.fullmatch(what)) is not None:
+        return f"{f'{key}.' if key else ''}{missing[1]} is missing; it is required"
+    if (unknown := _UNKNOWN.fullmatch(what)) is not None:
+        return f"{f'{key}.' if key else ''}{unknown[1]} is not known; leave it out"
+    key, shown = key or name, repr(value)
+    if any(word in key for word in _SECRET):
+        shown = "a value that is not shown"
+    elif len(shown) > _SHOWN_CHARACTERS_MAX:
+        shown = f"{shown[:_SHOWN_CHARACTERS_MAX]}…"
+    choices, is_all = _choices(kind, steps)
+    if choices and (is_all or what.startswith("Invalid enum")):
+        what = f"{'it must be' if is_all else 'as text it is'} one of {', '.join(choices)}"
+    elif (expected := _EXPECTED.fullmatch(what)) is not None:
+        words = [_WORDS.get(each, each) for each in expected[1].split(" | ")]
+        what = f"it must be {' or '.join(words)}{expected[2]}"
+    return f"{key} is {shown}; {what}"
+
+
+def _choices(kind: Any, steps: Sequence[str | int]) -> tuple[list[str], bool]:
+    """Return the texts that a field of a struct may be, and whether it can be nothing else."""
+    for step in steps:
+        if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
+            return [], False
+        kind = {each.encode_name: each.type for each in msgspec.structs.fields(kind)}.get(str(step))
+    parts = [kind] if get_origin(kind) is Literal else [*get_args(kind)]
+    choices = [each for each in parts if get_origin(each) is Literal]
+    is_all = all(each in choices or each is NoneType for each in parts)
+    return [str(text) for each in choices for text in get_args(each)], is_all
 
 
 def check_known_keys(values: Mapping[str, Any], kind: type[msgspec.Struct], *, path: str) -> None:

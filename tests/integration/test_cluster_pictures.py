@@ -72,6 +72,49 @@ def test_stream_info_shows_the_partitions_that_are_led(cluster, kit):
     kit.persist(is_shown)
 
 
+def is_copied(client):
+    [part] = client.stream_info("copied").partitions
+    assert len(part.in_sync) == 3
+
+
+def test_lists_mark_partitions_without_a_leader(cluster, kit):
+    """In ``stream list`` and ``top``, and only where there are any."""
+    with strandline.connect(cluster[1].flight) as client:
+        kit.persist(lambda: are_in_service(client))
+        client.create_stream("orders", subject="orders", partitions=3, replicas=1)
+        client.create_stream("copied", subject="copied", replicas=3)
+        kit.persist(lambda: is_copied(client))
+        led = {part.leader: part.partition for part in client.stream_info("orders").partitions}
+    ask = ("--server", cluster[1].flight)
+    for words in (("stream", "list"), ("top", "-n", "1")):
+        shown = run(*words, *ask)
+        assert shown.returncode == 0, shown.stderr
+        assert "leader" not in shown.stdout.lower()
+    lost = next(n for n, server in cluster.items() if n != 1 and server.flight in led)
+    gone = led[cluster[lost].flight]
+    cluster[lost].kill()
+
+    def is_listed():
+        shown = run("stream", "list", *ask)
+        assert shown.returncode == 0, shown.stderr
+        assert "'strandline cluster status'" in shown.stderr
+        heads, *rows = shown.stdout.splitlines()
+        assert heads.endswith("WITHOUT LEADER")
+        marks = {row.split()[0]: row[heads.index("WITHOUT") :] for row in rows}
+        assert marks == {"orders": str(gone), "copied": "-"}
+
+    def is_in_top():
+        shown = run("top", "-n", "1", *ask)
+        assert "partitions without a leader: 1" in shown.stdout
+        assert "WITHOUT LEADER" in shown.stdout
+        found = json.loads(run("top", "-n", "1", "-o", "json", *ask).stdout)
+        marks = {each["stream"]: each["leaderless"] for each in found["streams"]}
+        assert marks == {"orders": [gone], "copied": []}
+
+    kit.persist(is_listed)
+    kit.persist(is_in_top)
+
+
 def test_lines_that_brokers_of_dev_log_name_the_broker(tmp_path):
     """Three processes share one terminal."""
     arguments = ("dev", "--nodes", "3", "--port-base", "0", "--log-level", "info", "-o", "json")

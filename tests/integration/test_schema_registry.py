@@ -99,6 +99,14 @@ def test_json_schemas_and_messages_are_imported(client, registry, call):
     call("clicks", "--message", "shop.Click")
     found = client.schemas.get("clicks")
     assert (found.registry_id, found.message) == (number, "shop.Click")
+    assert "has all versions" in call("clicks", "--message", "shop.Click").stdout
+    refused = call("clicks", "--message", "shop.None", code=1).stderr
+    assert "with the message 'shop.Click', not with 'shop.None'; leave --message out" in refused
+    refused = call("orders", "--subject", "orders", "--message", "shop.None", code=1).stderr
+    assert "without a message of Protocol Buffers, not with 'shop.None'" in refused
+    client.create_stream("more")
+    refused = call("more", "--subject", "orders", "--message", "shop.None", code=1).stderr
+    assert "'shop.None' is named for values in Protocol Buffers, and these are json" in refused
     assert [each.type for each in found.columns] == ["timestamp", "struct<city:string>"]
 
 

@@ -18,9 +18,22 @@ def test_an_unknown_key_is_rejected_with_a_suggestion():
 
 
 def test_a_wrong_type_names_the_place():
-    """A value of the wrong type is rejected with its path."""
-    with pytest.raises(InvalidConfigError, match=r"\$\.journal\.file_bytes"):
+    """A value of the wrong type is rejected with its key, and what it takes."""
+    with pytest.raises(InvalidConfigError, match="file_bytes is 'many'; it must be a whole number"):
         decode_config({"journal": {"file_bytes": "many"}}, BrokerConfig)
+    with pytest.raises(InvalidConfigError, match=r"auth\.admins\[1\] is 3; it must be text"):
+        decode_config({"auth": {"admins": ["a", 3]}}, BrokerConfig)
+    with pytest.raises(InvalidConfigError, match="acks is 'all'; it must be one of memory, disk, "):
+        decode_config({"name": "s", "subject": "s", "acks": "all"}, StreamConfig)
+    with pytest.raises(InvalidConfigError, match="subject is missing; it is required"):
+        decode_config({"name": "s"}, StreamConfig)
+
+
+def test_a_secret_of_the_wrong_type_is_not_shown():
+    """Its key is."""
+    with pytest.raises(InvalidConfigError, match=r"auth\.admin_token is a value that is") as caught:
+        decode_config({"auth": {"admin_token": 987654321}}, BrokerConfig)
+    assert "987654321" not in caught.value.message
 
 
 @pytest.mark.parametrize(

@@ -142,6 +142,8 @@ class ServerInfo(WireAnswer, frozen=True, kw_only=True):
     """In a cluster ``host:port`` of every broker in service; empty: this is a single broker."""
     address: str = ""
     """In a cluster its own ``host:port``, as the others name it."""
+    auth_enabled: bool = True
+    """Whether it checks access; earlier versions do not say."""
 
 
 class ProducerInfo(WireAnswer, frozen=True, kw_only=True):

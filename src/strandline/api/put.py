@@ -117,7 +117,8 @@ def normalise(batch: pa.RecordBatch) -> pa.RecordBatch:
     """
     names = batch.schema.names
     if len(set(names)) != len(names):
-        raise InvalidRecordError("a column name appears twice in the batch")
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidRecordError(f"the batch has the column {twice[:80]!r} twice; rename one")
     if "value" not in names:
         raise InvalidRecordError(
             f"a batch needs a column 'value' of type binary or string; this one has {names[:10]}"
@@ -162,7 +163,9 @@ def _converted(column: pa.Array, name: str) -> pa.Array:
     wanted = PUT_TYPES[name]
     if column.null_count == len(column):
         return pa.nulls(len(column), wanted)
-    rejection = InvalidRecordError(f"column {name!r} is {column.type}, not {wanted}")
+    rejection = InvalidRecordError(
+        f"column {name!r} is {column.type}, not {wanted}; cast it, or encode it into 'value'"
+    )
     try:
         if name == "headers":
             return _as_map(column, rejection).cast(wanted)

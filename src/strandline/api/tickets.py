@@ -109,7 +109,10 @@ def check_request(request: ReadRequest) -> None:
     if request.starts is not None and not request.starts:
         raise InvalidRequestError("'starts' is empty; name at least one partition")
     if request.follow and isinstance(request.stop, AtTimestamp):
-        raise InvalidRequestError("a following read can stop at an offset, not at a time")
+        raise InvalidRequestError(
+            "a following read can stop at an offset, not at a time; give an offset as 'stop', or "
+            "leave 'follow' out"
+        )
     if request.order == "descending" and (request.follow or request.wait_ms_max):
         raise InvalidRequestError(
             "a descending read begins at the end of what is stored: leave 'follow' and "

@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from strandline.config import NAME_BYTES_MAX, PARTITIONS_MAX
+from strandline.config import NAME_BYTES_MAX, PARTITIONS_MAX, misfit_text
 from strandline.errors import UNDECODABLE, InvalidRequestError
 from strandline.record.subjects import SUBJECT_BYTES_MAX
 
@@ -63,11 +63,19 @@ def decode(data: bytes, kind: type[T], *, what: str, bytes_max: int = MESSAGE_BY
         InvalidRequestError: the bytes are too long, not JSON, or not of that type.
     """
     if len(data) > bytes_max:
-        raise InvalidRequestError(f"{what} of {len(data)} bytes; at most {bytes_max}")
+        raise InvalidRequestError(f"{what} of {len(data)} bytes; send at most {bytes_max}")
     try:
         return _decoder_of(kind).decode(data)
     except UNDECODABLE as error:
-        raise InvalidRequestError(f"{what} is not valid: {error}") from error
+        raise InvalidRequestError(f"{what} is not valid: {_why(error, data, kind)}") from error
+
+
+def _why(error: Exception, data: bytes, kind: Any) -> str:
+    try:
+        values = msgspec.json.decode(data)
+    except UNDECODABLE:
+        return str(error)
+    return misfit_text(error, values, kind)
 
 
 def _decoder_of(kind: type[T]) -> msgspec.json.Decoder[T]:

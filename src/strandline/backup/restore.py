@@ -204,7 +204,10 @@ def restored_image(
     )
     count = max(1, len(brokers))
     if replicas is not None and replicas > count:
-        raise InvalidConfigError(f"{replicas} replicas need as many brokers; there are {count}")
+        raise InvalidConfigError(
+            f"{replicas} replicas need as many brokers; there are {count}: name more brokers, or "
+            "give --replicas as few"
+        )
     copies = {(each.stream, each.partition): each for each in manifest.partitions}
     for name, stream in manifest.image.streams.items():
         settings = _settings(stream.config, count, replicas, is_cluster=cluster.is_on)

@@ -239,8 +239,8 @@ class Broker(BrokerBase):
             self._check_available()
             if offset > target.high_watermark or offset < 0:
                 raise OffsetOutOfRangeError(
-                    f"cannot truncate {target.name} before {offset}: its high watermark is "
-                    f"{target.high_watermark}"
+                    f"cannot delete records of {target.name} below {offset}: its high "
+                    f"watermark is {target.high_watermark}; give at most that"
                 )
             try:
                 await self.reclaimer.truncate_before(target.log, offset)

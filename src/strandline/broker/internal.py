@@ -20,5 +20,5 @@ def check_public(name: str) -> None:
     if is_internal(name):
         raise InvalidRequestError(
             f"streams whose names begin with {INTERNAL_PREFIX!r}, such as {name!r}, are the "
-            "broker's own"
+            "broker's own; choose another name"
         )

@@ -77,7 +77,8 @@ class StreamKeys:
         known = self._image().stream(stream)
         if not known.config.encryption:
             raise InvalidRequestError(
-                f"stream {stream!r} is not encrypted; that is decided when a stream is created"
+                f"stream {stream!r} is not encrypted; that is decided when a stream is created, "
+                "with --encryption"
             )
         from strandline.encryption.data_keys import new_data_key, rewrapped
 

@@ -1,19 +1,22 @@
 """``strandline acl``: access rules."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from strandline.cli.access_changes import change_access
 from strandline.cli.output import (
     SERVER_DEFAULT,
     OutputFormat,
     OutputOption,
     ServerOption,
     examples,
-    print_done,
     print_list,
     reports_errors,
 )
+
+if TYPE_CHECKING:
+    from strandline.client.client import Client
 
 app = typer.Typer(no_args_is_help=True, help="List and change access rules.")
 
@@ -91,12 +94,14 @@ def revoke(
 def _change(
     done: str, rule: tuple[str, str, str, str], *, server: str, output: OutputFormat
 ) -> None:
-    import strandline
     from strandline.security.acl import Rule, check_rule
 
     made = Rule(*rule)  # type: ignore[arg-type]  # checked by check_rule
     check_rule(made)
-    with strandline.connect(server) as client:
-        change = client.access.grant if done == "granted" else client.access.revoke
-        change(made.principal, made.operation, made.kind, made.pattern)
-    print_done(f"{done}: {made}", {done: list(rule)}, output=output)
+
+    def change(client: "Client") -> tuple[str, dict[str, list[str]]]:
+        call = client.access.grant if done == "granted" else client.access.revoke
+        call(made.principal, made.operation, made.kind, made.pattern)
+        return f"{done}: {made}", {done: list(rule)}
+
+    change_access(server, change, output=output)

@@ -55,7 +55,11 @@ class Commands(TyperGroup):
         except UsageError as error:
             if not ASKS_FOR_JSON.search(arguments):
                 raise
-            print_error(InvalidRequestError(error.format_message()), OutputFormat.json)
+            path = error.ctx.command_path if error.ctx is not None else "strandline"
+            text = error.format_message()
+            text += "" if text.endswith((".", "?")) else "."
+            told = InvalidRequestError(f"{text} Try '{path} -h' for help.")
+            print_error(told, OutputFormat.json)
             raise typer.Exit(error.exit_code) from error
 
 

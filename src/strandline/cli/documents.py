@@ -188,32 +188,37 @@ class RuleDocument(TypedDict):
     pattern: str
 
 
-class GrantedDocument(TypedDict):
+class _AccessChange(TypedDict):
+    access_checked: bool
+    """Whether the broker checks access; if not, rules, tokens and quotas have no effect."""
+
+
+class GrantedDocument(_AccessChange):
     """A rule that was added: principal, operation, kind, pattern."""
 
     granted: list[str]
 
 
-class RevokedRuleDocument(TypedDict):
+class RevokedRuleDocument(_AccessChange):
     """A rule that was removed."""
 
     revoked: list[str]
 
 
-class TokenDocument(TypedDict):
+class TokenDocument(_AccessChange):
     """A new token."""
 
     principal: str
     token: str
 
 
-class RevokedTokenDocument(TypedDict):
+class RevokedTokenDocument(_AccessChange):
     """The id of a token that was revoked."""
 
     revoked: str
 
 
-class QuotaDocument(TypedDict):
+class QuotaDocument(_AccessChange):
     """The limits of a principal; 0 is unlimited."""
 
     principal: str
@@ -223,7 +228,7 @@ class QuotaDocument(TypedDict):
     connections: int
 
 
-class RemovedDocument(TypedDict):
+class RemovedDocument(_AccessChange):
     """The principal whose quota is removed."""
 
     removed: str

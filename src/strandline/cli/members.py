@@ -52,7 +52,9 @@ def _by_number(entries: list[str], flag: str) -> dict[int, str]:
     for entry in entries:
         number, _, text = entry.partition("=")
         if not (number.isdecimal() and 0 < int(number) <= BROKER_ID_MAX and text):
-            raise InvalidRequestError(f"{flag} {entry!r} is not ID=VALUE with an ID from 1")
+            raise InvalidRequestError(
+                f"{flag} {entry!r} is not ID=VALUE with an ID from 1; write e.g. {flag} 1=10.0.0.1"
+            )
         if int(number) in found:
             raise InvalidRequestError(
                 f"{flag} names broker {int(number)} twice; give each broker its own number"

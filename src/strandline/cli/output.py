@@ -78,14 +78,35 @@ def print_json(value: object) -> None:
     """Print one JSON document on one line."""
     text = msgspec.json.encode(value).decode()
     # JSON lets a string have U+202E or U+009B as they are; nothing outside of strings has any.
-    sys.stdout.write(_escaped(text, lambda char: json.dumps(char)[1:-1]) + "\n")
-    sys.stdout.flush()
+    _print(_escaped(text, lambda char: json.dumps(char)[1:-1]))
 
 
 def print_line(text: str) -> None:
     """Print text on standard output, with a line end."""
-    sys.stdout.write(_lines(text) + "\n")
-    sys.stdout.flush()
+    _print(_lines(text))
+
+
+def _print(text: str) -> None:
+    with writing_output():
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+
+
+class OutputError(Exception):
+    """An error in writing to standard output or error; the cause is an ``OSError``."""
+
+
+@contextmanager
+def writing_output() -> Iterator[None]:
+    """Tell errors of standard output from those of files and connections.
+
+    Raises:
+        OutputError: the block, which does nothing else than write to it, raised an ``OSError``.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise OutputError from error
 
 
 def print_done(text: str, document: object, *, output: OutputFormat) -> None:
@@ -113,8 +134,9 @@ def print_list(
 
 def note(text: str) -> None:
     """Print one line on standard error, apart from the results."""
-    sys.stderr.write(_lines(text) + "\n")
-    sys.stderr.flush()
+    with writing_output():
+        sys.stderr.write(_lines(text) + "\n")
+        sys.stderr.flush()
 
 
 def escaped(text: str) -> str:
@@ -215,19 +237,27 @@ def reports_errors(command: Command) -> Command:
         except UnicodeEncodeError as error:
             print_error(_not_encodable(error), output)
             raise typer.Exit(EXIT_ERROR) from error
-        except BrokenPipeError:
-            _forget_output()  # its reader has ended, as `| head` does
+        except OutputError as error:
+            _forget_output()
+            if isinstance(error.__cause__, BrokenPipeError):
+                return  # its reader has ended, as `| head` does
+            print_error(_of_system("cannot use standard output", error.__cause__), output)
+            raise typer.Exit(EXIT_ERROR) from error
         except OSError as error:
-            place = "standard output" if error.filename is None else repr(error.filename)
-            print_error(UnavailableError(f"cannot use {place}: {error.strerror}"), output)
-            if error.filename is None:
-                _forget_output()
+            what = "a call of the operating system failed"
+            if error.filename is not None:
+                what = f"cannot use {error.filename!r}"
+            print_error(_of_system(what, error), output)
             raise typer.Exit(EXIT_ERROR) from error
 
     # Typer keeps the source's line breaks in all paragraphs of the help but the first.
     paragraphs = (inspect.getdoc(command) or "").split("\n\n")
     run.__doc__ = "\n\n".join(" ".join(each.split()) for each in paragraphs)
     return run  # type: ignore[return-value] # functools.wraps keeps the signature
+
+
+def _of_system(what: str, error: BaseException | None) -> StrandlineError:
+    return UnavailableError(f"{what}: {getattr(error, 'strerror', None) or error}")
 
 
 def _forget_output() -> None:

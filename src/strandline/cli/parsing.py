@@ -133,7 +133,7 @@ def _scaled(text: str, units: dict[str, int], expected: str) -> int:
     number, unit = match.groups()
     by_lower = {name.lower(): scale for name, scale in units.items()}
     if unit.lower() not in by_lower:
-        raise typer.BadParameter(f"{unit!r} is not a known unit; give {expected}")
+        raise typer.BadParameter(f"{unit!r} of {text!r} is not a known unit; give {expected}")
     return (
         int(float(number) * by_lower[unit.lower()])
         if "." in number

@@ -139,7 +139,11 @@ def _pipeline_of(file: Path) -> "Pipeline":
     from strandline.spark.pipelines.config import decode_pipeline
 
     server = os.environ.get("STRANDLINE_SERVER") or SERVER_DEFAULT
-    return decode_pipeline({"server": server} | read_yaml(file))
+    values = {"server": server} | read_yaml(file)
+    try:
+        return decode_pipeline(values)
+    except InvalidConfigError as error:
+        raise InvalidConfigError(f"{file}: {error.message}") from error
 
 
 def _settings(given: list[str]) -> dict[str, str]:

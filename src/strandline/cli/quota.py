@@ -1,20 +1,23 @@
 """``strandline quota``: limits of what a principal may use of each broker."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from strandline.cli.access_changes import change_access
 from strandline.cli.output import (
     SERVER_DEFAULT,
     OutputFormat,
     OutputOption,
     ServerOption,
     examples,
-    print_done,
     print_list,
     reports_errors,
 )
 from strandline.cli.parsing import exact_size_text, parse_size
+
+if TYPE_CHECKING:
+    from strandline.client.client import Client
 
 PrincipalArgument = Annotated[
     str, typer.Argument(metavar="PRINCIPAL", help="Name of the principal, as in rules and tokens.")
@@ -54,18 +57,23 @@ def set_quota(
     Limits apply at each broker, at once. Requests above a rate are delayed, or rejected with the
     time to retry.
     """
-    import strandline
-
+    if not (publish or read or requests or connections):
+        raise typer.BadParameter(
+            f"no limit for {principal!r}; give one of --publish, --read, --requests and "
+            "--connections, or run 'strandline quota remove'"
+        )
     limits = {
         "publish_bytes_per_s": publish,
         "read_bytes_per_s": read,
         "requests_per_s": requests,
         "connections": connections,
     }
-    with strandline.connect(server) as client:
+
+    def change(client: "Client") -> tuple[str, dict[str, Any]]:
         client.quotas.set(principal, **limits)
-    document = {"principal": principal, **limits}
-    print_done(f"{principal} is limited from now on", document, output=output)
+        return f"{principal} is limited from now on", {"principal": principal, **limits}
+
+    change_access(server, change, output=output)
 
 
 @app.command("list", epilog=examples("strandline quota list", "strandline quota list -o json"))
@@ -105,8 +113,9 @@ def remove(
     output: OutputOption = OutputFormat.text,
 ) -> None:
     """Remove a principal's quota."""
-    import strandline
 
-    with strandline.connect(server) as client:
+    def change(client: "Client") -> tuple[str, dict[str, str]]:
         client.quotas.remove(principal)
-    print_done(f"{principal} is no longer limited", {"removed": principal}, output=output)
+        return f"{principal} is no longer limited", {"removed": principal}
+
+    change_access(server, change, output=output)

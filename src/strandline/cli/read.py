@@ -24,6 +24,7 @@ from strandline.cli.output import (
     print_line,
     progress,
     reports_errors,
+    writing_output,
 )
 from strandline.cli.parsing import naming, parse_offset
 from strandline.errors import InvalidRequestError
@@ -261,8 +262,9 @@ def print_table_record(record: Record) -> None:
 def print_raw_record(record: Record) -> None:
     """Write the bytes of the value and a line end; nothing for a null value."""
     if record["value"] is not None:
-        sys.stdout.buffer.write(record["value"] + b"\n")
-        sys.stdout.buffer.flush()
+        with writing_output():
+            sys.stdout.buffer.write(record["value"] + b"\n")
+            sys.stdout.buffer.flush()
 
 
 PRINTERS: dict[RecordFormat, Callable[[Record], None]] = {

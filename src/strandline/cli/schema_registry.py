@@ -76,6 +76,11 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
+def _without_credentials(url: str) -> str:
+    """Return a URL without what stands before an ``@``, which may be a password."""
+    return url.rpartition("@")[2]
+
+
 class SchemaRegistry:
     """A registry.
 
@@ -90,7 +95,10 @@ class SchemaRegistry:
     def __init__(self, url: str, *, deadline_s: float = _DEADLINE_S) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InvalidConfigError("the registry is given as http://host:port or https://host")
+            raise InvalidConfigError(
+                f"--registry {_without_credentials(url)!r} is no URL of a registry; write "
+                "http://host:port or https://host"
+            )
         if parts.username is not None or parts.password is not None:
             raise InvalidConfigError(
                 f"the registry's URL has credentials, which others could see: put them into the "
@@ -121,7 +129,8 @@ class SchemaRegistry:
             )
         if len(numbers) > _VERSIONS_MAX:
             raise InvalidConfigError(
-                f"subject {subject!r} has {len(numbers):,} versions, more than {_VERSIONS_MAX:,}"
+                f"subject {subject!r} has {len(numbers):,} versions, more than {_VERSIONS_MAX:,}; "
+                "set the newest from its file with 'strandline stream schema set'"
             )
         for number in sorted(numbers):
             yield self._version(subject, number)
@@ -153,9 +162,15 @@ class SchemaRegistry:
                 continue
             path = PurePosixPath(each.name)
             if path.is_absolute() or ".." in path.parts or "\0" in each.name:
-                raise InvalidConfigError(f"the registry names a file {each.name[:100]!r}")
+                raise InvalidConfigError(
+                    f"the registry names a file {each.name[:100]!r}, outside of the directory of "
+                    "imports; correct that reference in the registry"
+                )
             if len(files) >= _FILES_MAX:
-                raise InvalidConfigError(f"a schema of more than {_FILES_MAX} files")
+                raise InvalidConfigError(
+                    f"the schema imports more than {_FILES_MAX} files, such as "
+                    f"{each.name[:100]!r}; set it from them with 'strandline stream schema set'"
+                )
             imported = self._version(each.subject, each.version)
             files[each.name] = imported.schema
             waiting += imported.references
@@ -204,12 +219,16 @@ class SchemaRegistry:
                 raise
             raise self._refused(path, error.code) from error
         if len(data) > _ANSWER_BYTES_MAX:
-            raise InvalidConfigError(f"the registry answers {path} with too many bytes")
+            raise InvalidConfigError(
+                f"the registry answers {path} with more than {_ANSWER_BYTES_MAX} bytes; is "
+                f"{self._url} the URL of a registry?"
+            )
         try:
             return msgspec.convert(json.loads(data), kind)
         except (ValueError, RecursionError) as error:
             raise InvalidConfigError(
-                f"{self._url} does not answer {path} as a schema registry does: {error}"
+                f"{self._url} does not answer {path} as a schema registry does: {error}; give the "
+                "URL below which its /subjects are"
             ) from error
 
     def _refused(self, path: str, code: int) -> Exception:
@@ -222,7 +241,9 @@ class SchemaRegistry:
                 f"the registry {self._url} refuses access to {path} ({code}): put user:password "
                 f"into the environment variable {CREDENTIALS}"
             )
-        return InvalidConfigError(f"the registry {self._url} answers {path} with the status {code}")
+        return InvalidConfigError(
+            f"the registry {self._url} answers {path} with the status {code}; is that its own URL?"
+        )
 
 
 _NO_ANSWER = (urllib.error.URLError, OSError, http.client.HTTPException)

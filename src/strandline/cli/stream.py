@@ -17,20 +17,22 @@ from strandline.cli.output import (
     YesOption,
     examples,
     is_asked,
+    note,
     print_done,
     print_json,
     print_line,
-    print_list,
     print_table,
     reports_errors,
 )
 from strandline.cli.parsing import parse_duration, parse_size, setting_text, size_text
+from strandline.cli.top import leaderless_of, with_leaderless
 from strandline.errors import NotAllowedError, UnavailableError
 
 if TYPE_CHECKING:
     from strandline.api.admin import StreamInfo
     from strandline.client.client import Client
 
+LIST_COLUMNS: Final = ("name", "subject", "#partitions", "#records", "#size", "acks")
 ELECTION_S: Final = 3.0
 """How long to wait for the election of a partition's leader."""
 
@@ -225,24 +227,31 @@ def list_streams(
 
     with strandline.connect(server) as client:
         infos = client.list_streams()
-    if not infos and output is OutputFormat.text:
+        is_cluster = bool(client.server_info().brokers)
+    if output is OutputFormat.json:
+        for info in infos:
+            print_json(info)
+        return
+    if not infos:
         print_line(
             "no streams yet; create one with: strandline stream create NAME --subject SUBJECT"
         )
         return
-    print_list(
-        infos,
-        ("name", "subject", "#partitions", "#records", "#size", "acks"),
-        lambda info: (
+    rows: list[tuple[object, ...]] = [
+        (
             info.name,
             info.subject,
             len(info.partitions),
             sum(part.records for part in info.partitions),
             size_text(sum(part.size_bytes for part in info.partitions)),
             info.config.acks,
-        ),
-        output=output,
-    )
+        )
+        for info in infos
+    ]
+    leaderless = [leaderless_of(info) if is_cluster else () for info in infos]
+    print_table(*with_leaderless(LIST_COLUMNS, rows, leaderless))
+    if any(leaderless):
+        note("partitions without a leader take no records; see 'strandline cluster status'")
 
 
 @app.command(epilog=examples("strandline stream info orders"))
@@ -271,14 +280,14 @@ def info(
         )
 
 
-def _described(client: "Client", name: str) -> "tuple[StreamInfo, list[int]]":
+def _described(client: "Client", name: str) -> "tuple[StreamInfo, tuple[int, ...]]":
     """Return the stream and its partitions without a leader, after waiting for an election."""
     deadline_s = time.monotonic() + ELECTION_S
     while True:
         found = client.stream_info(name, of_leaders=False)
-        leaderless = [part.partition for part in found.partitions if not part.leader]
+        leaderless = leaderless_of(found)
         if not leaderless or not client.server_info().brokers:
-            return client.stream_info(name), []
+            return client.stream_info(name), ()
         if time.monotonic() >= deadline_s:
             return found, leaderless
         time.sleep(0.2)

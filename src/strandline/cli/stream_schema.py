@@ -3,6 +3,7 @@
 import base64
 import binascii
 import contextlib
+import json
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -151,17 +152,22 @@ def import_schema(
     subject = subject or f"{name}-value"
     asked = SchemaRegistry(registry)
     with strandline.connect(server) as client:
-        known = {each.registry_id for each in client.schemas.list(name)}
+        known = {each.registry_id: each.message for each in client.schemas.list(name)}
         added = 0
         for each in asked.versions(subject):
             if each.id in known:
+                if message not in (None, known[each.id]):
+                    raise InvalidConfigError(
+                        f"version {each.version} of subject {subject} is imported already, "
+                        f"{_of_message(known[each.id])}, not with {message!r}; leave --message out"
+                    )
                 continue
             try:
                 found = client.schemas.set(
                     name,
                     asked.text(each),
                     format=each.format,
-                    message=message if each.format == "protobuf" else None,
+                    message=message,
                     registry_id=each.id,
                 )
             except InvalidConfigError as error:
@@ -179,6 +185,10 @@ def import_schema(
         print_line(f"the schema of {name} has all versions of subject {subject}")
 
 
+def _of_message(name: str) -> str:
+    return f"with the message {name!r}" if name else "without a message of Protocol Buffers"
+
+
 def _text_of(file: Path) -> str:
     """Return the text of a file, or of standard input.
 
@@ -189,8 +199,8 @@ def _text_of(file: Path) -> str:
         return _bytes_of(file).decode("utf-8")
     except UnicodeDecodeError as error:
         raise InvalidConfigError(
-            f"cannot read the schema {file}: {error}; if it is of Protocol Buffers, add --format "
-            "protobuf"
+            f"cannot read the schema {file}: it is no text in UTF-8 ({error.reason} at byte "
+            f"{error.start}); if it is of Protocol Buffers, add --format protobuf"
         ) from error
 
 
@@ -198,7 +208,9 @@ def _bytes_of(file: Path) -> bytes:
     try:
         return sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
     except OSError as error:
-        raise InvalidConfigError(f"cannot read the schema {file}: {error.strerror}") from error
+        raise InvalidConfigError(
+            f"cannot read the schema {file}: {error.strerror}; give another FILE"
+        ) from error
 
 
 def _descriptors_of(file: Path, include: Sequence[Path]) -> str | bytes:
@@ -264,7 +276,7 @@ def show(
     server: ServerOption = SERVER_DEFAULT,
     output: OutputOption = OutputFormat.text,
 ) -> None:
-    """Show the columns of a version of a stream's schema."""
+    """Show the columns of a version of a stream's schema, and its JSON Schema with all limits."""
     import strandline
 
     with strandline.connect(server) as client:
@@ -277,6 +289,9 @@ def show(
         ("#id", "column", "type", "nullable"),
         [(each.id, each.name, each.type, each.nullable) for each in found.columns],
     )
+    if found.json_schema:
+        print_line("")
+        print_line(json.dumps(json.loads(found.json_schema), indent=2, ensure_ascii=False))
 
 
 @app.command(epilog=examples("strandline stream schema delete orders --yes"))
@@ -298,7 +313,9 @@ def delete(
     with strandline.connect(server) as client:
         count = len(client.schemas.list(name))
         if not count:
-            raise InvalidRequestError(f"stream {name!r} has no schema to delete")
+            raise InvalidRequestError(
+                f"stream {name!r} has no schema to delete; is it the name of another stream?"
+            )
         if is_asked(output, yes=yes):
             typer.confirm(f"Delete the schema of {name}, {count} versions?", abort=True)
         client.schemas.delete(name)

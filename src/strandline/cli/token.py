@@ -1,19 +1,22 @@
 """``strandline token``: tokens by which clients authenticate."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from strandline.cli.access_changes import change_access
 from strandline.cli.output import (
     SERVER_DEFAULT,
     OutputFormat,
     OutputOption,
     ServerOption,
     examples,
-    print_done,
     print_list,
     reports_errors,
 )
+
+if TYPE_CHECKING:
+    from strandline.client.client import Client
 
 app = typer.Typer(no_args_is_help=True, help="Create, list and revoke tokens.")
 NS_PER_S = 1e9
@@ -39,11 +42,12 @@ def create(
     output: OutputOption = OutputFormat.text,
 ) -> None:
     """Create a token and print it; brokers keep only its hash, so it cannot be shown again."""
-    import strandline
 
-    with strandline.connect(server) as client:
+    def change(client: "Client") -> tuple[str, dict[str, str]]:
         text = client.access.create_token(principal, days=days)
-    print_done(text, {"principal": principal, "token": text}, output=output)
+        return text, {"principal": principal, "token": text}
+
+    change_access(server, change, output=output)
 
 
 @app.command("list", epilog=examples("strandline token list"))
@@ -78,11 +82,12 @@ def revoke(
     output: OutputOption = OutputFormat.text,
 ) -> None:
     """Revoke a token, at once and at every broker; requests in progress with it end."""
-    import strandline
 
-    with strandline.connect(server) as client:
+    def change(client: "Client") -> tuple[str, dict[str, str]]:
         client.access.revoke_token(token)
-    print_done(f"revoked {token}", {"revoked": token}, output=output)
+        return f"revoked {token}", {"revoked": token}
+
+    change_access(server, change, output=output)
 
 
 def _time(moment_ns: int) -> str:

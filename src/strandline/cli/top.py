@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
@@ -19,6 +19,7 @@ from strandline.cli.output import (
     print_line,
     print_table,
     reports_errors,
+    writing_output,
 )
 from strandline.cli.parsing import size_text
 from strandline.cli.signals import interrupted_by_sigterm
@@ -27,6 +28,7 @@ from strandline.errors import StrandlineError, UnknownStreamError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from strandline.api.admin import StreamInfo
     from strandline.client.client import Client
 
 EPILOG = examples(
@@ -36,6 +38,7 @@ EPILOG = examples(
 )
 STREAM_COLUMNS: Final = ("stream", "#partitions", "#records", "#size", "#records/s", "#bytes/s")
 GROUP_COLUMNS: Final = ("group", "#members", "#lag", "#consumed/s")
+LEADERLESS_COLUMN: Final = "without leader"
 BROKER_COLUMNS: Final = ("#broker", "state", "flight", "#leads")
 
 
@@ -52,6 +55,9 @@ class StreamRate(msgspec.Struct, frozen=True, kw_only=True):
     """None at the first measurement of this stream."""
     bytes_per_s: float | None = None
     """Growth of its size; retention and compaction may make it negative."""
+    leaderless: tuple[int, ...] = ()
+    """Partitions that have no leader: they take no records, and the rest is what the broker that
+    was asked knows of them."""
 
 
 class GroupLag(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,7 +110,7 @@ def top(
     """Show streams with rates, groups with lag and brokers, refreshed until Ctrl-C.
 
     A terminal shows the newest measurement; elsewhere each is printed. A broker that stops
-    answering is waited for.
+    answering is waited for. Partitions without a leader are named beside their stream.
     """
     import strandline
 
@@ -145,7 +151,7 @@ def _measured(
 
 def measure(client: "Client", server: str, last: Measurement | None) -> Measurement:
     """Measure once, with rates since the last measurement."""
-    infos = client.list_streams()
+    infos, is_cluster = client.list_streams(), bool(client.server_info().brokers)
     ends = {
         (info.name, part.partition): part.high_watermark
         for info in infos
@@ -158,6 +164,7 @@ def measure(client: "Client", server: str, last: Measurement | None) -> Measurem
             records=sum(part.records for part in info.partitions),
             size_bytes=sum(part.size_bytes for part in info.partitions),
             end=sum(part.high_watermark for part in info.partitions),
+            leaderless=leaderless_of(info) if is_cluster else (),
         )
         for info in infos
     ]
@@ -167,8 +174,13 @@ def measure(client: "Client", server: str, last: Measurement | None) -> Measurem
         at_s=now_s,
         streams=tuple(_with_stream_rates(streams, last, now_s)),
         groups=tuple(_with_group_rates(groups, last, now_s)),
-        brokers=_brokers(server) if client.server_info().brokers else (),
+        brokers=_brokers(server) if is_cluster else (),
     )
+
+
+def leaderless_of(info: "StreamInfo") -> tuple[int, ...]:
+    """Return the partitions of a cluster's stream that have no leader."""
+    return tuple(part.partition for part in info.partitions if not part.leader)
 
 
 def _group_names(client: "Client") -> list[str]:
@@ -249,20 +261,18 @@ def _with_group_rates(
 def _tables(found: Measurement) -> Iterator[tuple[tuple[str, ...], list[tuple[object, ...]]]]:
     """Yield the columns and rows of each table; busy streams and lagging groups come first."""
     streams = sorted(found.streams, key=lambda each: (-(each.records_per_s or 0), each.stream))
-    yield (
-        STREAM_COLUMNS,
-        [
-            (
-                each.stream,
-                each.partitions,
-                each.records,
-                size_text(each.size_bytes),
-                _rate(each.records_per_s),
-                "-" if each.bytes_per_s is None else size_text(max(0, int(each.bytes_per_s))),
-            )
-            for each in streams
-        ],
-    )
+    rows: list[tuple[object, ...]] = [
+        (
+            each.stream,
+            each.partitions,
+            each.records,
+            size_text(each.size_bytes),
+            _rate(each.records_per_s),
+            "-" if each.bytes_per_s is None else size_text(max(0, int(each.bytes_per_s))),
+        )
+        for each in streams
+    ]
+    yield with_leaderless(STREAM_COLUMNS, rows, [each.leaderless for each in streams])
     if found.groups:
         groups = sorted(found.groups, key=lambda each: (-each.lag, each.group))
         yield (
@@ -276,6 +286,19 @@ def _tables(found: Measurement) -> Iterator[tuple[tuple[str, ...], list[tuple[ob
         )
 
 
+def with_leaderless(
+    columns: tuple[str, ...], rows: list[tuple[object, ...]], leaderless: Sequence[Sequence[int]]
+) -> tuple[tuple[str, ...], list[tuple[object, ...]]]:
+    """Add a column with the partitions that have no leader, if there are any."""
+    if not any(leaderless):
+        return columns, rows
+    texts = [", ".join(map(str, each)) or "-" for each in leaderless]
+    return (
+        (*columns, LEADERLESS_COLUMN),
+        [(*row, text) for row, text in zip(rows, texts, strict=True)],
+    )
+
+
 def _rate(per_s: float | None) -> str:
     return "-" if per_s is None else f"{per_s:,.0f}"
 
@@ -283,7 +306,13 @@ def _rate(per_s: float | None) -> str:
 def _title(found: Measurement) -> str:
     shown = time.strftime("%H:%M:%S", time.localtime(found.at_s))
     title = f"{shown}  streams: {len(found.streams)}, groups: {len(found.groups)}"
+    if leaderless := _leaderless(found):
+        title += f", partitions without a leader: {leaderless}"
     return f"{title}  no answer: {found.error}" if found.error else title
+
+
+def _leaderless(found: Measurement) -> int:
+    return sum(len(each.leaderless) for each in found.streams)
 
 
 def _print_measurement(found: Measurement) -> None:
@@ -298,7 +327,8 @@ def _show_live(measured: Iterator[Measurement]) -> None:
 
     with Live(screen=True, auto_refresh=False) as screen:
         for found in measured:
-            screen.update(_screen(found), refresh=True)
+            with writing_output():
+                screen.update(_screen(found), refresh=True)
 
 
 def _screen(found: Measurement) -> "RenderableType":
@@ -306,7 +336,8 @@ def _screen(found: Measurement) -> "RenderableType":
     from rich.table import Table
     from rich.text import Text
 
-    parts: list[Any] = [Text(_title(found), style="red" if found.error else "bold")]
+    style = "red" if found.error or _leaderless(found) else "bold"
+    parts: list[Any] = [Text(_title(found), style=style)]
     for columns, rows in _tables(found):
         table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
         for name in columns:

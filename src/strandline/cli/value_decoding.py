@@ -47,7 +47,9 @@ def _by_file(schema: Path) -> Decode:
         text = schema.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise InvalidConfigError(f"cannot read the schema {schema}: {reason}") from error
+        raise InvalidConfigError(
+            f"cannot read the schema {schema}: {reason}; name another file with --schema"
+        ) from error
     return value_reader(text, None)
 
 

@@ -7,6 +7,7 @@ import secrets
 import time
 
 from strandline.api import access
+from strandline.api.wire import INT64_MAX
 from strandline.client.cluster_client import ClusterClient
 from strandline.errors import InvalidRequestError
 from strandline.security.acl import Kind, Operation, Rule, check_rule
@@ -14,6 +15,7 @@ from strandline.security.principal import check_user_name
 from strandline.security.tokens import (
     ID_BYTES,
     SECRET_BYTES,
+    check_token_id,
     fingerprint,
     token_id,
     token_text,
@@ -80,12 +82,10 @@ class AccessControl:
         """
         check_user_name(principal)
         text = token_text(secrets.token_bytes(ID_BYTES + SECRET_BYTES))
-        try:
-            expires_ns = 0 if days is None else time.time_ns() + int(days * S_PER_DAY * 1e9)
-        except (OverflowError, ValueError) as error:
-            raise InvalidRequestError(
-                f"days is out of range: {days}; give None for no expiry"
-            ) from error
+        now_ns = time.time_ns()
+        if days is not None and not 0 < days < (INT64_MAX - now_ns) / 1e9 / S_PER_DAY:
+            raise InvalidRequestError(f"days is out of range: {days}; give None for no expiry")
+        expires_ns = 0 if days is None else now_ns + int(days * S_PER_DAY * 1e9)
         body = access.AddTokenRequest(
             id=token_id(text) or "",
             principal=principal,
@@ -102,6 +102,7 @@ class AccessControl:
             InvalidRequestError: there is no such token.
             NotAllowedError: the caller does not administer the cluster.
         """
+        check_token_id(token)
         body = access.WhichToken(id=token)
         self._brokers.change(access.REVOKE_TOKEN, body)
 

@@ -131,7 +131,10 @@ def utf8(given: str, what: str) -> bytes:
     try:
         return given.encode()
     except UnicodeEncodeError as error:
-        raise InvalidRecordError(f"a {what} is not valid Unicode: {error}") from error
+        raise InvalidRecordError(
+            f"a {what} has {given[error.start]!a}, half of a character, which UTF-8 cannot encode; "
+            "give bytes, or the whole character"
+        ) from error
 
 
 def offsets_by_number(offsets: Any, what: str) -> dict[int, int]:

@@ -367,4 +367,7 @@ def _wait(future: AckFuture[R], deadline_s: float, *, timeout_s: float) -> R:
 
 def no_ack(timeout_s: float) -> RequestTimeoutError:
     """Return the error of an append whose ack did not arrive in time."""
-    return RequestTimeoutError(f"no ack within {timeout_s:g} s; whether it was stored is unknown")
+    return RequestTimeoutError(
+        f"no ack within {timeout_s:g} s; whether it was stored is unknown: give a message id, and "
+        "append it again under the same one"
+    )

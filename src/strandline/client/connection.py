@@ -226,7 +226,8 @@ class BrokerConnection:
             except TimeoutError as error:
                 beginning.add_done_callback(_cancel)
                 raise RequestTimeoutError(
-                    f"{self.address} did not answer a read within {limit_s:.3g} s"
+                    f"{self.address} did not answer a read within {limit_s:.3g} s; retry, or raise "
+                    "timeout_s"
                 ) from error
 
     def resolve(self, request: ReadRequest, *, timeout_s: float) -> ResolvedRead:

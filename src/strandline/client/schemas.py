@@ -106,9 +106,13 @@ def _checked(text: str | bytes, *, is_binary: bool) -> str:
         found = text.decode() if isinstance(text, bytes) else text
         size = len(found.encode()) and len(found)
     except (AttributeError, UnicodeError) as error:
-        raise InvalidConfigError(f"the schema is no text in UTF-8: {error}") from error
+        raise InvalidConfigError(
+            f"the schema is no text in UTF-8: {error}; for descriptors of Protocol Buffers give "
+            "format='protobuf'"
+        ) from error
     if not 0 < size <= schemas.SCHEMA_CHARACTERS_MAX:
         raise InvalidConfigError(
-            f"the schema has {size:,} characters; it takes 1 to {schemas.SCHEMA_CHARACTERS_MAX:,}"
+            f"the schema has {size:,} characters; it takes 1 to {schemas.SCHEMA_CHARACTERS_MAX:,}: "
+            "leave columns or descriptions out"
         )
     return found

@@ -96,7 +96,8 @@ def token_given(token: str | None, environ: Mapping[str, str] = os.environ) -> s
     token = token or environ.get(TOKEN_VARIABLE, "").strip()
     if token and not _TOKEN.fullmatch(token):
         raise InvalidConfigError(
-            f"the token (argument or {TOKEN_VARIABLE}) has white space or over 512 characters"
+            f"the token (argument or {TOKEN_VARIABLE}) has white space or over 512 characters; "
+            "give it as 'strandline token create' printed it"
         )
     return token
 
@@ -106,7 +107,9 @@ def _read(file: str) -> bytes:
         with Path(file).open("rb") as pem:
             data = pem.read(PEM_BYTES_MAX + 1)
     except OSError as error:
-        raise InvalidConfigError(f"cannot read {file}: {error.strerror}") from error
+        raise InvalidConfigError(
+            f"cannot read {file}: {error.strerror}; name a file that this user may read"
+        ) from error
     if b"-----BEGIN " not in data or len(data) > PEM_BYTES_MAX:
         raise InvalidConfigError(f"{file} is not a PEM file; convert certificates and keys to PEM")
     return data

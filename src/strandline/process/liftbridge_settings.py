@@ -45,7 +45,7 @@ def _number(value: Any) -> int:
     try:
         return int(value)
     except (TypeError, ValueError) as error:
-        raise InvalidConfigError(f"{value!r} is not a number") from error
+        raise InvalidConfigError(f"{value!r} is not a whole number") from error
 
 
 def _flag(value: Any) -> bool:
@@ -212,7 +212,11 @@ def translated(settings: Mapping[str, Any]) -> Values:
         _put(found, ours, _read(key, value, read))
     is_verified = _is_on(settings, "tls.client.auth.enabled")
     if is_verified != ("tls.client.auth.ca" in settings):
-        raise InvalidConfigError("tls.client.auth.enabled and tls.client.auth.ca go together")
+        missing = "ca" if is_verified else "enabled"
+        raise InvalidConfigError(
+            "tls.client.auth.enabled and tls.client.auth.ca go together; set "
+            f"tls.client.auth.{missing}, too"
+        )
     return found
 
 
@@ -242,7 +246,9 @@ def _listen(found: Values, settings: Mapping[str, Any]) -> None:
     if "listen" in settings:
         bound, _, bound_port = str(settings["listen"]).rpartition(":")
         if not bound or not bound_port.isdigit():
-            raise InvalidConfigError(f"listen: {settings['listen']!r} is not host:port")
+            raise InvalidConfigError(
+                f"listen: {settings['listen']!r} is not host:port; write e.g. 0.0.0.0:9292"
+            )
         if host:
             _put(found, "grpc.advertised_port", port)
         host, port = bound.strip("[]"), int(bound_port)

@@ -23,6 +23,7 @@ from strandline.config import (
     TlsConfig,
     check_known_keys,
     decode_config,
+    misfit_text,
 )
 from strandline.errors import InvalidConfigError
 from strandline.security.principal import check_user_name
@@ -97,10 +98,16 @@ def read_yaml(file: Path) -> Values:
     try:
         size_bytes = file.stat().st_size
         text = file.read_text("utf-8") if size_bytes <= FILE_BYTES_MAX else None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidConfigError(f"cannot read {file}: {error}") from error
+    except OSError as error:
+        raise InvalidConfigError(f"cannot read {file}: {error.strerror}; name another") from error
+    except UnicodeDecodeError as error:
+        raise InvalidConfigError(
+            f"cannot read {file}: it is no text in UTF-8 ({error.reason} at byte {error.start})"
+        ) from error
     if text is None:
-        raise InvalidConfigError(f"{file} has {size_bytes} bytes; the limit is {FILE_BYTES_MAX}")
+        raise InvalidConfigError(
+            f"{file} has {size_bytes} bytes; settings have at most {FILE_BYTES_MAX}"
+        )
     try:
         values = yaml.load(text, _Loader)  # noqa: S506 - _Loader is a SafeLoader
     except (yaml.YAMLError, RecursionError, ValueError) as error:
@@ -108,7 +115,9 @@ def read_yaml(file: Path) -> Values:
     if values is None:
         return {}
     if not isinstance(values, dict):
-        raise InvalidConfigError(f"{file} must hold keys and values, not a {type(values).__name__}")
+        raise InvalidConfigError(
+            f"{file} must hold keys and values, such as 'key: value', got {str(values)[:100]!r}"
+        )
     return values
 
 
@@ -188,7 +197,8 @@ def _typed(keys: list[str], text: str, variable: str) -> Any:
     try:
         return msgspec.convert(raw, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise InvalidConfigError(f"{variable}={text!r}: {error}") from error
+        why = misfit_text(error, raw, name=".".join(keys))
+        raise InvalidConfigError(f"{variable}: {why}") from error
 
 
 def _checked(values: Values, source: str) -> Values:
@@ -238,7 +248,9 @@ def _check_values(config: BrokerConfig) -> None:
         if not lowest <= port <= PORT_MAX:
             raise InvalidConfigError(f"{key} is {port}; a port is {lowest} to {PORT_MAX}")
         if port > 0 and port in taken:
-            raise InvalidConfigError(f"{key} and {taken[port]} are both {port}")
+            raise InvalidConfigError(
+                f"{key} and {taken[port]} are both {port}; give each a port of its own"
+            )
         taken[port] = key
     for key, value in flat_settings(config).items():
         if key.endswith(("_bytes", "_records", "_ms")):
@@ -256,13 +268,20 @@ def _check_values(config: BrokerConfig) -> None:
     if not config.data_dir:
         raise InvalidConfigError("data_dir is empty; name a directory")
     if not 0 <= config.scrub_bytes_per_s <= NUMBER_MAX:
-        raise InvalidConfigError("scrub_bytes_per_s must be a number of bytes; 0 turns it off")
+        raise InvalidConfigError(
+            f"scrub_bytes_per_s is {config.scrub_bytes_per_s}; it must be a number of bytes, and 0 "
+            "turns it off"
+        )
     if not 0 <= config.cluster.move_bytes_per_s <= NUMBER_MAX:
         raise InvalidConfigError(
-            "cluster.move_bytes_per_s must be a number of bytes; 0 means no limit"
+            f"cluster.move_bytes_per_s is {config.cluster.move_bytes_per_s}; it must be a number "
+            "of bytes, and 0 means no limit"
         )
     if config.limits.record_bytes > config.limits.batch_bytes:
-        raise InvalidConfigError("limits.record_bytes exceeds limits.batch_bytes; raise the latter")
+        raise InvalidConfigError(
+            f"limits.record_bytes is {config.limits.record_bytes}, more than limits.batch_bytes, "
+            f"{config.limits.batch_bytes}; raise the latter"
+        )
 
 
 def _check_nats(config: BrokerConfig) -> None:
@@ -287,7 +306,10 @@ def _check_nats(config: BrokerConfig) -> None:
 def _check_tls(tls: TlsConfig) -> None:
     """Reject TLS settings that would use clear text by mistake or leave clients unverified."""
     if bool(tls.certificate) != bool(tls.key):
-        raise InvalidConfigError("TLS needs both tls.certificate and tls.key")
+        missing = "certificate" if tls.key else "key"
+        raise InvalidConfigError(
+            f"TLS needs both tls.certificate and tls.key; set tls.{missing}, too"
+        )
     if tls.authority and not tls.certificate:
         raise InvalidConfigError(
             "tls.authority asks clients for certificates; that needs TLS: set "

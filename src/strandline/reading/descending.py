@@ -94,7 +94,7 @@ class DescendingCursor(Cursor[PartitionT]):
         if first > self._start and not self._may_move:
             raise DataLossError(
                 f"records {self._start} to {first - 1} of {self.partition.name} were deleted "
-                "before they were read"
+                f"before they were read; read from offset {first} on"
             )
         self._start = self.position
 

@@ -51,7 +51,8 @@ def _schema_of(names: tuple[str, ...]) -> pa.Schema:
         valid = ", ".join(("partition", *COLUMNS))
         raise InvalidRequestError(f"unknown column {unknown[0]!r}; columns are: {valid}")
     if len(set(names)) != len(names):
-        raise InvalidRequestError("a column is asked for twice")
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidRequestError(f"column {twice!r} is asked for twice; name it once")
     return pa.schema(
         [PARTITION_FIELD if name == "partition" else RECORD_SCHEMA.field(name) for name in names]
     )

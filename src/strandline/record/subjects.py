@@ -29,20 +29,25 @@ def validate_subject(subject: str, *, wildcards: bool = False) -> None:
         InvalidSubjectError: it is malformed; the message says how.
     """
     if not isinstance(subject, str):
-        raise InvalidSubjectError(f"a subject is text, not {type(subject).__name__}")
+        raise InvalidSubjectError(f"a subject is text, got {str(subject)[:80]!r}")
     shown = subject if len(subject) <= 80 else subject[:80] + "…"
     if not subject:
-        raise InvalidSubjectError("the subject is empty")
+        raise InvalidSubjectError("the subject is empty; write one such as orders.paris")
     # Each character is at least one byte: this bounds the work of encoding.
     if len(subject) > SUBJECT_BYTES_MAX or len(_encoded(subject)) > SUBJECT_BYTES_MAX:
         raise InvalidSubjectError(
-            f"subject '{shown}' is longer than {SUBJECT_BYTES_MAX} bytes, the limit"
+            f"subject '{shown}' is longer than {SUBJECT_BYTES_MAX} bytes, the limit; shorten it"
         )
     if _FORBIDDEN.search(subject):
-        raise InvalidSubjectError(f"subject {shown!r} contains white space or a control character")
+        raise InvalidSubjectError(
+            f"subject {shown!r} contains white space or a control character; leave it out, or "
+            "replace it, such as by '_'"
+        )
     tokens = subject.split(".")
     if "" in tokens:
-        raise InvalidSubjectError(f"subject '{shown}' has an empty token (a dot too many)")
+        raise InvalidSubjectError(
+            f"subject '{shown}' has an empty token (a dot too many); leave the dot out"
+        )
     if "*" in subject or ">" in subject:
         _check_wildcards(shown, tokens, allowed=wildcards)
 
@@ -51,7 +56,9 @@ def _encoded(subject: str) -> bytes:
     try:
         return subject.encode()
     except UnicodeEncodeError as error:
-        raise InvalidSubjectError("the subject is not valid Unicode") from error
+        raise InvalidSubjectError(
+            f"the subject {subject[:80]!a} has half of a character, which UTF-8 cannot encode"
+        ) from error
 
 
 def _check_wildcards(shown: str, tokens: list[str], *, allowed: bool) -> None:
@@ -59,7 +66,9 @@ def _check_wildcards(shown: str, tokens: list[str], *, allowed: bool) -> None:
     if not allowed:
         raise InvalidSubjectError(f"subject '{shown}' contains a wildcard; publish to a plain one")
     if ">" in tokens[:-1]:
-        raise InvalidSubjectError(f"subject '{shown}': '>' may only be the last token")
+        raise InvalidSubjectError(
+            f"subject '{shown}': '>' may only be the last token; write '*' for one token within"
+        )
     for token in tokens:
         if len(token) > 1 and ("*" in token or ">" in token):
             raise InvalidSubjectError(

@@ -95,7 +95,9 @@ def check_rule(rule: Rule) -> None:
         validate_subject(rule.pattern, wildcards=True)
     elif rule.kind == "cluster":
         if rule.pattern != ANYTHING:
-            raise InvalidRequestError("the pattern of kind cluster must be '*'")
+            raise InvalidRequestError(
+                f"the pattern of kind cluster must be '*', got {rule.pattern[:NAME_BYTES_MAX]!r}"
+            )
     else:
         _check_name_pattern(rule.pattern)
 

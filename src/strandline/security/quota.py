@@ -44,7 +44,7 @@ def check_quota(quota: Quota) -> None:
     for name in Quota.__struct_fields__:
         value = getattr(quota, name)
         if not 0 <= value <= LIMIT_MAX:
-            raise InvalidRequestError(f"{name} is 0 to {LIMIT_MAX}, not {value}")
+            raise InvalidRequestError(f"{name} is {value}; it must be 0 to {LIMIT_MAX}")
     if quota == UNLIMITED:
         names = ", ".join(Quota.__struct_fields__)
         raise InvalidRequestError(f"no limit is given; set one of {names}, or remove the quota")

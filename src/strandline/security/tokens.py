@@ -58,6 +58,21 @@ def token_id(text: str) -> str | None:
     return found[1] if found is not None else None
 
 
+def check_token_id(text: str) -> None:
+    """Reject what cannot be the id of a token.
+
+    Raises:
+        InvalidRequestError: it is none; the message has no token's text.
+    """
+    if _ID.fullmatch(text):
+        return
+    if (own := token_id(text)) is not None:
+        raise InvalidRequestError(f"give the id of the token, {own!r}, and not its text")
+    raise InvalidRequestError(
+        f"{text[:80]!r} is not the id of a token; 'strandline token list' shows those there are"
+    )
+
+
 def fingerprint(text: str) -> bytes:
     """Return the stored hash of a token's text."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()

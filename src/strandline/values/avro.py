@@ -20,9 +20,11 @@ import pyarrow as pa
 from fastavro.read import SchemaResolutionError
 
 from strandline.errors import InvalidConfigError
-from strandline.values.columns import check_size
+from strandline.values.columns import check_size, type_text
 from strandline.values.frame import FRAME_BYTES, frame, framed_id
+from strandline.values.json_text import is_deeper
 from strandline.values.schema import SchemaVersion
+from strandline.values.years import NOT_IN_YEARS
 
 _PRIMITIVES: dict[str, pa.DataType] = {
     "boolean": pa.bool_(),
@@ -67,7 +69,9 @@ def arrow_schema_of(avro_schema: str | None) -> pa.Schema:
     with _translated():
         kind = _type_of(parsed, {})
     if not pa.types.is_struct(kind):
-        raise InvalidConfigError(f"the Avro schema of values must be a record, got {kind}")
+        raise InvalidConfigError(
+            f'the Avro schema of values must have the "type" "record", got {type_text(kind)}'
+        )
     schema = pa.schema(list(kind))
     check_size(schema)
     return schema
@@ -102,7 +106,7 @@ def value_reader(avro_schema: str | None, writer_schema: str | None) -> ReadValu
         except UnicodeDecodeError as error:
             raise ValueError("not Avro of this schema: a text is not UTF-8") from error
         except OverflowError as error:
-            raise ValueError("a date or time is not in the years 1 to 9999") from error
+            raise ValueError(NOT_IN_YEARS) from error
         except (ArithmeticError, TypeError, struct.error) as error:
             raise ValueError(f"not Avro of this schema: {error}") from error
         if source.tell() != len(value):
@@ -197,23 +201,23 @@ def _decoded(avro_schema: str | None) -> Any:
         )
     try:
         schema = json.loads(avro_schema)
-    except (ValueError, RecursionError) as error:
+    except RecursionError as error:
+        raise _too_deep() from error
+    except ValueError as error:
         raise InvalidConfigError(f"'schema' is not an Avro schema: {error}") from error
     if isinstance(schema, dict) and "type" not in schema:
         raise InvalidConfigError(
             '\'schema\' is not an Avro schema: an object with the "type" "record" is needed'
         )
-    level = [schema]
-    for _ in range(DEPTH_MAX):
-        level = [
-            part
-            for each in level
-            if isinstance(each, dict | list)
-            for part in (each.values() if isinstance(each, dict) else each)
-        ]
-    if level:
-        raise InvalidConfigError(f"the Avro schema is nested more than {DEPTH_MAX} deep")
+    if is_deeper(schema, DEPTH_MAX):
+        raise _too_deep()
     return schema
+
+
+def _too_deep() -> InvalidConfigError:
+    return InvalidConfigError(
+        f"the Avro schema is nested more than {DEPTH_MAX} deep; leave inner fields out"
+    )
 
 
 def _as_stored(schema: Any) -> Any:
@@ -256,7 +260,9 @@ def _type_of(schema: Any, named: dict[str, pa.DataType | None]) -> pa.DataType:
 def _known(name: str, named: dict[str, pa.DataType | None]) -> pa.DataType:
     kind = named[name]
     if kind is None:
-        raise InvalidConfigError(f"the Avro type {name} holds itself, and no column is as deep")
+        raise InvalidConfigError(
+            f"the Avro type {name} holds itself, and no column is as deep; leave that field out"
+        )
     return kind
 
 
@@ -270,7 +276,10 @@ def _described(schema: Any, name: str, named: dict[str, pa.DataType | None]) -> 
             return pa.decimal128(schema["precision"], schema.get("scale", 0))
         if name == "record":
             if not schema["fields"]:
-                raise InvalidConfigError(f"the Avro record {schema['name']} has no fields")
+                raise InvalidConfigError(
+                    f"the Avro record {schema['name']} has no fields, and a column needs one; "
+                    "leave the field out"
+                )
             for each in schema["fields"]:
                 _check_name(each["name"])
             return pa.struct([(f["name"], _type_of(f["type"], named)) for f in schema["fields"]])
@@ -280,7 +289,7 @@ def _described(schema: Any, name: str, named: dict[str, pa.DataType | None]) -> 
             return pa.map_(pa.string(), _type_of(schema["values"], named))
     if name in _PRIMITIVES:
         return _PRIMITIVES[name]
-    raise InvalidConfigError(f"the Avro type {name!r} has no column")
+    raise InvalidConfigError(f"the Avro type {name!r} has no column; leave the field out")
 
 
 def _check_name(name: Any) -> None:
@@ -302,5 +311,9 @@ def _check_fixed(schema: dict[str, Any]) -> None:
 def _union(choices: list[Any], named: dict[str, pa.DataType | None]) -> pa.DataType:
     others = [choice for choice in choices if choice != "null"]
     if len(others) != 1:
-        raise InvalidConfigError("an Avro union may have null and one type; others have no column")
+        names = [str(each if isinstance(each, str) else each["type"]) for each in others]
+        raise InvalidConfigError(
+            f"an Avro union of {' and '.join(names) or 'null'} has no column: it may have null and "
+            "one type"
+        )
     return _type_of(others[0], named)

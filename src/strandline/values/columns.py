@@ -4,6 +4,7 @@ Rules: the types that tables keep; anything else is an error that names it. Comm
 over. Must not know Spark, tables or streams.
 """
 
+import difflib
 import re
 from collections.abc import Iterable
 
@@ -36,6 +37,7 @@ _SYNONYMS = {
     "timestamp_ltz": "timestamp",
 }
 _DECIMALS = ("decimal", "dec", "numeric")
+_NESTED = ("array", "map", "struct")
 _DECIMAL_DIGITS_MAX = 38
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 DEPTH_MAX = 32
@@ -83,9 +85,9 @@ def check_size(schema: pa.Schema) -> None:
     """
     columns = characters = 0
     # Depth first, so that it ends at a limit before it holds more than a few paths.
-    waiting = [(field, 0) for field in reversed(schema)]
+    waiting = [(field, 0, field.name) for field in reversed(schema)]
     while waiting:
-        field, depth = waiting.pop()
+        field, depth, column = waiting.pop()
         kind = field.type
         columns += not kind.num_fields
         characters += len(field.name)
@@ -93,13 +95,17 @@ def check_size(schema: pa.Schema) -> None:
             raise InvalidConfigError(
                 f"the schema has more than {COLUMNS_MAX:,} columns, those within columns included, "
                 f"or names of more than {NAMES_CHARACTERS_MAX:,} characters together; a named type "
-                "counts wherever it is used"
+                f"counts wherever it is used. Leave some out, such as {column[:100]!r}"
             )
         if kind.num_fields and depth == DEPTH_MAX:
-            raise InvalidConfigError(f"types of columns are nested more than {DEPTH_MAX} deep")
+            raise InvalidConfigError(
+                f"the type of column {column[:100]!r} is nested more than {DEPTH_MAX} deep; leave "
+                "inner fields out"
+            )
         # Arrow describes a map as a list of structs, which has no level of its own.
         inner = kind.field(0).type if pa.types.is_map(kind) else kind
-        waiting += [(inner.field(place), depth + 1) for place in reversed(range(inner.num_fields))]
+        places = reversed(range(inner.num_fields))
+        waiting += [(inner.field(place), depth + 1, column) for place in places]
 
 
 def type_text(kind: pa.DataType) -> str:
@@ -184,8 +190,11 @@ class _Parser:
             return _NAMES[name]
         if name in _DECIMALS:
             return self._decimal()
-        if name not in ("array", "map", "struct"):
-            raise self.wrong(f"the type {word!r}, which is not known without Spark,")
+        if name not in _NESTED:
+            known = (*_NAMES, *_SYNONYMS, *_DECIMALS, *_NESTED)
+            near = difflib.get_close_matches(word.lower(), known, n=1)
+            hint = f" (did you mean {near[0].upper()}?)" if near else ""
+            raise self.wrong(f"the type {word!r}, which is not known without Spark{hint},")
         self._depth += 1
         if self._depth > DEPTH_MAX:
             raise self.wrong(f"types that are nested more than {DEPTH_MAX} deep")

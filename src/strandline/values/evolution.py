@@ -8,22 +8,31 @@ and the metadata only counts versions.
 """
 
 import json
+import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 import pyarrow as pa
 
+from strandline.config import misfit_text
 from strandline.errors import UNDECODABLE, InvalidConfigError
-from strandline.values.columns import check_size, parse_columns, parse_type, type_text
+from strandline.values.columns import (
+    DEPTH_MAX,
+    check_size,
+    parse_columns,
+    parse_type,
+    type_text,
+)
 from strandline.values.decode import (
     RECORD_COLUMNS,
     check_decodable,
     check_distinct_names,
     check_not_of_record,
 )
+from strandline.values.json_text import excerpt, is_deeper
 from strandline.values.schema import SchemaColumn, SchemaFormat, SchemaVersion, names_by_column
 from strandline.values.shape import ShapeField, ValueShape, element
 
@@ -37,8 +46,12 @@ _ORDERS = (
 """Types by width."""
 _PROTOBUF = re.compile(r"^\s*((syntax|edition)\s*=|message\s+\w+\s*\{)", re.MULTILINE)
 _JSON_SCHEMA = ("$schema", "properties", "$ref", "anyOf", "oneOf", "allOf")
+_LEVELS_MAX = 250
+"""How deeply a document may be nested: the library of JSON Schema refuses 255 levels."""
 _LOOSER_IF_LESS = {"exclusiveMinimum", "minItems", "minLength", "minProperties", "minimum"}
 _LOOSER_IF_MORE = {"exclusiveMaximum", "maxItems", "maxLength", "maxProperties", "maximum"}
+
+T = TypeVar("T")
 
 
 class _Given(NamedTuple):
@@ -87,9 +100,12 @@ def next_version(
     Raises:
         InvalidConfigError: it is no schema, or its values would not go with the earlier ones.
     """
-    if message is not None and kind != "protobuf":
-        raise InvalidConfigError("a message is named for values in Protocol Buffers; leave it out")
     given = _parse_protobuf(text, message) if kind == "protobuf" else _parse(text, kind)
+    if message is not None and kind != "protobuf":
+        raise InvalidConfigError(
+            f"the message {message!r} is named for values in Protocol Buffers, and these are "
+            f"{given.format} values; leave it out"
+        )
     last = earlier[-1] if earlier else None
     if last is not None and last.format != given.format:
         raise InvalidConfigError(
@@ -119,15 +135,24 @@ def next_version(
     if last is not None and _says_the_same(last, found):
         return last
     if registry_id is not None and registry_id in {each.registry_id for each in earlier}:
-        raise InvalidConfigError(f"another version has the registry's id {registry_id} already")
+        raise InvalidConfigError(
+            f"another version has the registry's id {registry_id} already; give that of this schema"
+        )
     return found
 
 
 def _says_the_same(last: SchemaVersion, new: SchemaVersion) -> bool:
     if new.registry_id not in (None, last.registry_id):
         return False
-    marks = {"version": 0, "registry_id": None, "created_ns": 0}
-    return msgspec.structs.replace(last, **marks) == msgspec.structs.replace(new, **marks)
+    marks = {"version": 0, "registry_id": None, "created_ns": 0, "protobuf": ""}
+    if msgspec.structs.replace(last, **marks) != msgspec.structs.replace(new, **marks):
+        return False
+    if last.protobuf == new.protobuf:
+        return True
+    # Imported here: its library is needed for Protocol Buffers alone.
+    from strandline.values.protobuf import without_paths
+
+    return without_paths(last.protobuf) == without_paths(new.protobuf)
 
 
 def _numbered(given: _Given, earlier: Sequence[SchemaVersion]) -> tuple[SchemaColumn, ...]:
@@ -358,7 +383,9 @@ def _parse(text: str, kind: SchemaFormat | None) -> _Given:
         document = _spark_columns(document)
     is_avro = isinstance(document, dict) and "columns" not in document
     if kind == "avro" and not is_avro:
-        raise InvalidConfigError("an Avro schema of values is a JSON object of type record")
+        raise InvalidConfigError(
+            f"an Avro schema of values is a JSON object of type record, got {excerpt(text)!r}"
+        )
     if is_avro:
         if kind == "json":
             raise InvalidConfigError("this is an Avro schema: its format is avro, not json")
@@ -381,7 +408,7 @@ def _parse(text: str, kind: SchemaFormat | None) -> _Given:
         except UNDECODABLE as error:
             raise InvalidConfigError(
                 'columns as JSON are a list such as [{"name": "id", "type": "bigint", "nullable": '
-                f'false, "id": 1}}]: {error}'
+                f'false, "id": 1}}]: {misfit_text(error, listed, name="the list")}'
             ) from error
     return _json_columns(given)
 
@@ -395,7 +422,8 @@ def _spark_columns(document: dict[str, Any]) -> list[Any]:
         ]
     except (LookupError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidConfigError(
-            f"this is no schema as Spark's schema.json() has it: {error!r}"
+            "this is no schema as Spark's schema.json() has it: "
+            f"{f'a field lacks {error}' if isinstance(error, KeyError) else error}"
         ) from error
 
 
@@ -419,23 +447,53 @@ def _document_of(text: str) -> Any:
     if text[:1] not in ("{", "["):
         return None
     try:
-        found = json.loads(text, object_pairs_hook=_object)
+        found = json.loads(
+            text,
+            object_pairs_hook=_object,
+            parse_float=lambda number: _checked_number(number, float),
+            parse_int=lambda number: _checked_number(number, int),
+            parse_constant=_refuse_constant,
+        )
         json.dumps(found, ensure_ascii=False).encode()
+    except RecursionError as error:
+        raise _too_deep() from error
     except UnicodeEncodeError as error:
         half = error.object[error.start]
         raise InvalidConfigError(
-            f"the schema has {half!a}, half of a character that JSON writes as two \\u escapes"
+            f"the schema has {half!a}, half of a character that JSON writes as two \\u escapes; "
+            "write both, or the character"
         ) from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise InvalidConfigError(f"the schema is not JSON: {error}") from error
+    if is_deeper(found, _LEVELS_MAX):
+        raise _too_deep()
     return found
+
+
+def _too_deep() -> InvalidConfigError:
+    return InvalidConfigError(
+        f"the schema is nested too deeply: a column takes {DEPTH_MAX} levels; leave inner fields "
+        "out"
+    )
+
+
+def _checked_number(text: str, kind: Callable[[str], T]) -> T:
+    if math.isinf(float(text)):
+        raise InvalidConfigError(
+            f"the schema has the number {excerpt(text)}, which is too large; the largest is 1.8e308"
+        )
+    return kind(text)
+
+
+def _refuse_constant(word: str) -> None:
+    raise InvalidConfigError(f"the schema is not JSON: it has {word}, which JSON does not know")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:
-            raise InvalidConfigError(f"the schema has an object with {name!r} twice")
+            raise InvalidConfigError(f"the schema has an object with {name!r} twice; leave one out")
         found[name] = value
     return found
 
@@ -482,7 +540,7 @@ def _json_columns(given: Iterable[_GivenColumn]) -> _Given:
     """
     columns = list(given)
     if not columns:
-        raise InvalidConfigError("the schema has no column")
+        raise InvalidConfigError("the schema has no column; name one, such as 'id BIGINT'")
     schema = pa.schema([(each.name, parse_type(each.type)) for each in columns])
     check_size(schema)
     check_distinct_names(schema)

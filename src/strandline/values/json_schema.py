@@ -91,6 +91,14 @@ _OF_PYTHON = {
     dict: "object",
     type(None): "null",
 }
+_DRAFTS = (
+    "https://json-schema.org/draft/2020-12/schema",
+    "https://json-schema.org/draft/2019-09/schema",
+    "http://json-schema.org/draft-07/schema",
+    "http://json-schema.org/draft-06/schema",
+    "http://json-schema.org/draft-04/schema",
+)
+_Kind = jsonschema_rs.ValidationErrorKind
 _ROOT = "values"
 _NULL = {"type": "null"}
 _NO_NULL = 'it is not of type "null"'
@@ -123,7 +131,9 @@ def columns_of_json_schema(document: dict[str, Any]) -> JsonColumns:
     _validator(document)
     kind, shape = _SchemaWalk(document).part(document, _ROOT, ())
     if not pa.types.is_struct(kind):
-        raise InvalidConfigError('the JSON Schema of values must have the "type" "object"')
+        raise InvalidConfigError(
+            f'the JSON Schema of values must have the "type" "object", got {type_text(kind)}'
+        )
     return JsonColumns(pa.schema(list(kind)), shape)
 
 
@@ -171,21 +181,78 @@ def _path_text(path: Sequence[str | int]) -> str:
 
 
 @contextmanager
-def _translated() -> Iterator[None]:
+def _translated(document: dict[str, Any]) -> Iterator[None]:
     """Translate the library's errors about a schema to an InvalidConfigError."""
     try:
         yield
     except jsonschema_rs.ValidationError as error:
-        path = _path_text(error.instance_path)
-        raise InvalidConfigError(
-            f"this is not a JSON Schema: {f'{path}: ' if path else ''}{error.message}"
-        ) from error
+        if isinstance(error.kind, _Kind.Referencing):
+            for path, target in _references(document, ""):
+                _resolve(document, target, path or _ROOT)
+        raise InvalidConfigError(f"this is not a JSON Schema: {_schema_reason(error)}") from error
     except (ValueError, RecursionError) as error:
         raise InvalidConfigError(f"this is not a JSON Schema: {error}") from error
 
 
+def _schema_reason(error: jsonschema_rs.ValidationError) -> str:
+    """Return which keyword of a schema is wrong, its value, and what it takes."""
+    path, found = _path_text(error.instance_path), json.dumps(error.instance, ensure_ascii=False)
+    inner = _innermost(error)
+    what = inner.message
+    if isinstance(inner.kind, _Kind.Enum):
+        what = f"it must be one of {', '.join(map(str, inner.kind.options))}"
+    elif isinstance(error.kind, _Kind.Format) and path.endswith("pattern"):
+        what = "it is not a regular expression without lookaround and backreferences"
+    return f"{path or 'it'} is {excerpt(found)}, but {what}"
+
+
+def _references(part: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Yield the references in a document, each with its place."""
+    if isinstance(part, dict):
+        if isinstance(part.get("$ref"), str):
+            yield path, part["$ref"]
+        for name, each in part.items():
+            yield from _references(each, f"{path}.{name}".removeprefix("."))
+    elif isinstance(part, list):
+        for place, each in enumerate(part):
+            yield from _references(each, f"{path}[{place}]")
+
+
+def _resolve(document: Any, target: Any, where: str) -> Any:
+    """Return the place in the document that a reference leads to; ``where`` is its own.
+
+    Raises:
+        InvalidConfigError: it leads to another document, or nowhere.
+    """
+    if not isinstance(target, str) or not (target == "#" or target.startswith("#/")):
+        raise InvalidConfigError(
+            f"{where}: the reference {target!r} leads to another document or to an anchor, "
+            'and only those to a place in this one, "#/…", are followed; put the schema there, '
+            'under "$defs"'
+        )
+    found: Any = document
+    for step in target.split("/")[1:]:
+        name = unquote(step).replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
+            found = found[int(name)]
+        elif isinstance(found, dict) and name in found:
+            found = found[name]
+        else:
+            raise InvalidConfigError(
+                f"{where}: the reference {target!r} leads nowhere; put a schema there, or "
+                "correct it"
+            )
+    return found
+
+
 def _validator(document: dict[str, Any]) -> jsonschema_rs.Validator:
-    with _translated():
+    draft = document.get("$schema")
+    if isinstance(draft, str) and draft.rstrip("#") not in _DRAFTS:
+        raise InvalidConfigError(
+            f'"$schema" is {draft!r}, which is no draft known here (4, 6, 7, 2019-09 and 2020-12 '
+            f"are); write {_DRAFTS[0]}, or leave it out"
+        )
+    with _translated(document):
         return jsonschema_rs.validator_for(
             document,
             mask="it",
@@ -221,9 +288,11 @@ class _SchemaWalk:
             target = schema["$ref"]
             if target in within:
                 raise InvalidConfigError(
-                    f"{_named(path)}: {target!r} holds itself, and no column is as deep"
+                    f"{_named(path)}: {target!r} holds itself, and no column is as deep; leave the "
+                    "property out"
                 )
-            found = self.part(self._target(target, path), path, (*within, target))
+            place = _resolve(self._document, target, _named(path))
+            found = self.part(place, path, (*within, target))
         elif (word := _only_choice(schema)) is not None:
             _check_alone(schema, word, path)
             [choice] = (each for each in schema[word] if each != _NULL)
@@ -237,38 +306,25 @@ class _SchemaWalk:
     def _check(self, schema: Any, path: str) -> None:
         # A reference may be used many times, and each use counts.
         self._count += 1
-        if self._count > _PARTS_MAX or self._depth > _DEPTH_MAX:
+        if self._depth > _DEPTH_MAX:
+            raise InvalidConfigError(
+                f"{_named(path)} is nested more than {DEPTH_MAX} deep; leave inner properties out"
+            )
+        if self._count > _PARTS_MAX:
             raise InvalidConfigError(
                 f"the JSON Schema has more than {COLUMNS_MAX:,} columns, those within columns and "
-                f"each use of a reference included, or they are nested too deeply: {path[:200]}"
+                f"each use of a reference included; leave some out, such as {path[:200]!r}"
             )
         if not isinstance(schema, dict):
+            allowed = "no value" if schema is False else "values of any type"
             raise InvalidConfigError(
-                f"{_named(path)}: {json.dumps(schema)} allows values of any type, which no column "
-                "has; give it a type, or leave the property out"
+                f"{_named(path)}: the schema {json.dumps(schema)} allows {allowed}, so that no "
+                "column can be made of it; give it a type, or leave the property out"
             )
         if "$id" in schema and schema is not self._document:
             raise InvalidConfigError(
                 f'{_named(path)}: an inner "$id" changes what references mean; leave it out'
             )
-
-    def _target(self, target: Any, path: str) -> Any:
-        """Return the place in the document that a reference leads to."""
-        if not isinstance(target, str) or not (target == "#" or target.startswith("#/")):
-            raise InvalidConfigError(
-                f"{_named(path)}: the reference {target!r}: only those within the document, "
-                '"#/…", are followed; put the schema there, under "$defs"'
-            )
-        found: Any = self._document
-        for step in target.split("/")[1:]:
-            name = unquote(step).replace("~1", "/").replace("~0", "~")
-            if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
-                found = found[int(name)]
-            elif isinstance(found, dict) and name in found:
-                found = found[name]
-            else:
-                raise InvalidConfigError(f"{_named(path)}: the document has no {target!r}")
-        return found
 
     def _typed(
         self, schema: dict[str, Any], path: str, within: tuple[str, ...]
@@ -289,7 +345,8 @@ class _SchemaWalk:
             items = schema.get("items")
             if not isinstance(items, dict):
                 raise InvalidConfigError(
-                    f'{_named(path)}: an array needs "items", one schema for all of them'
+                    f'{_named(path)}: an array needs "items", one schema for all of them; add it, '
+                    "or leave the property out"
                 )
             part = self.part(items, f"{path}.items", within)
             shape = ValueShape("array", may_be_null, (element(part.shape),), limits=limits)
@@ -313,7 +370,8 @@ class _SchemaWalk:
         required = {*schema.get("required", ())}
         if unknown := sorted(required - {*properties}):
             raise InvalidConfigError(
-                f'{_named(path)}: {unknown[0]!r} is "required" and not among "properties"'
+                f'{_named(path)}: {unknown[0]!r} is "required" and not among "properties"; add it '
+                "there"
             )
         kinds, fields = [], []
         for name, each in properties.items():

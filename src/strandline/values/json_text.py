@@ -11,13 +11,14 @@ import binascii
 import json
 import re
 from collections.abc import Iterable
-from datetime import date
 from decimal import Decimal
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from strandline.values.years import check_days
 
 _DATE = r"\d{4}-\d{2}-\d{2}"
 _TIME = r"([01]\d|2[0-3]):[0-5]\d(:[0-5]\d(\.\d+)?)?"
@@ -28,7 +29,6 @@ ZONED_TEXT = rf"^{_DATE}[T ]{_TIME}{_ZONE}$"
 _VALUES = msgspec.json.Decoder(msgspec.Raw)
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,9})?")
 _ODD_NUMBER = r"[0-9.][eE][+-]?[0-9]|\.[0-9]{30}"
-_FIRST_DAY, _LAST_DAY = ((day - date(1970, 1, 1)).days for day in (date.min, date.max))
 _EXCERPT_CHARACTERS = 60
 _DIGITS = 38
 """Arrow's decimals have 128 bits, and overflow without a word where they get zeros at the end."""
@@ -43,6 +43,19 @@ class NumberText(str):
 def excerpt(text: str) -> str:
     """Return the beginning of a text, for an error."""
     return text if len(text) <= _EXCERPT_CHARACTERS else f"{text[:_EXCERPT_CHARACTERS]}…"
+
+
+def is_deeper(document: Any, levels: int) -> bool:
+    """Return whether a JSON document is nested more than so many levels deep."""
+    level = [document]
+    for _ in range(levels):
+        level = [
+            part
+            for each in level
+            if isinstance(each, dict | list)
+            for part in (each.values() if isinstance(each, dict) else each)
+        ]
+    return bool(level)
 
 
 def check_one_value_each(values: list[str]) -> None:
@@ -126,8 +139,6 @@ def _check_decimals(part: Any, kind: pa.DataType) -> None:
 def check_ranges(array: pa.Array) -> None:
     """Check what Arrow does not: digits of decimals, with the zeros that it adds, and years.
 
-    Most readers have the years 1 to 9999 only.
-
     Raises:
         ValueError: saying which is not so.
     """
@@ -143,8 +154,7 @@ def check_ranges(array: pa.Array) -> None:
                 raise ValueError(f"{found} is not a number of {kind}")
     elif (pa.types.is_date(kind) or pa.types.is_timestamp(kind)) and array.null_count < len(array):
         days = pc.min_max(array.cast(pa.date32()).cast(pa.int32())).as_py()
-        if days["min"] < _FIRST_DAY or days["max"] > _LAST_DAY:
-            raise ValueError("a date or time is not in the years 1 to 9999")
+        check_days(days["min"], days["max"])
 
 
 def text_type(kind: pa.DataType) -> pa.DataType:

@@ -12,7 +12,6 @@ import binascii
 import contextlib
 import re
 from collections.abc import Callable, Iterator, Sequence
-from datetime import date
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -25,6 +24,7 @@ from strandline.values.columns import COLUMNS_MAX, DEPTH_MAX
 from strandline.values.frame import FRAME_BYTES, framed_id
 from strandline.values.schema import SchemaVersion
 from strandline.values.shape import ShapeField, ValueShape, element
+from strandline.values.years import check_days
 
 RowsOf = Callable[[pa.Array], pa.StructArray]
 CheckMessage = Callable[[Any], Any]
@@ -56,12 +56,10 @@ _WRAPPERS = {
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NANOS = 1_000_000_000
 _DAY = 24 * 3600 * 1_000_000
-_EPOCH = date(1970, 1, 1)
-_FIRST = (date.min - _EPOCH).days * _DAY
-_LAST = (date.max - _EPOCH).days * _DAY + _DAY - 1
 _INDEXES_MAX = 64
 _VARINT_BYTES_MAX = 10
 _SHOWN_MESSAGES_MAX = 10
+_PROTOC = "'protoc --include_imports --descriptor_set_out=FILE'"
 
 
 class MessageColumns(NamedTuple):
@@ -95,11 +93,13 @@ def columns_of_message(descriptors: str, message: str | None) -> MessageColumns:
     """
     files = _files_of(descriptors)
     with _translated():  # all of it: any name may be no UTF-8
-        found = _pool_of(files).FindMessageTypeByName(message or _only_message(files))
+        found = _named_message(files, message or _only_message(files))
         kind, shape = _FieldWalk().message(found, "", ())
         kept = _reachable(files, found.file.name)
     if not pa.types.is_struct(kind):
-        raise InvalidConfigError(f"{found.full_name} is one value, and no message with columns")
+        raise InvalidConfigError(
+            f"{found.full_name} is one value, and no message with columns; name another message"
+        )
     text = base64.b64encode(kept.SerializeToString(deterministic=True)).decode()
     numbers = [field.number for field in shape.fields]
     return MessageColumns(text, found.full_name, pa.schema(list(kind)), numbers, shape)
@@ -329,8 +329,7 @@ def _microseconds(time: Any) -> int | None:
     if not 0 <= time.nanos < _NANOS:
         raise ValueError(f"a time has {time.nanos} nanoseconds")
     found: int = time.seconds * 1_000_000 + time.nanos // 1_000
-    if not _FIRST <= found <= _LAST:
-        raise ValueError("a time is not in the years 1 to 9999")
+    check_days(found // _DAY, found // _DAY)
     return found
 
 
@@ -339,12 +338,9 @@ def _translated() -> Iterator[None]:
     """Translate errors about descriptors to an InvalidConfigError."""
     try:
         yield
-    except KeyError as error:
-        raise InvalidConfigError(f"the descriptor set has no message {error}") from error
-    except (TypeError, ValueError, RecursionError) as error:
+    except (LookupError, TypeError, ValueError, RecursionError) as error:
         raise InvalidConfigError(
-            f"these are no descriptors of messages: {error}; write them with 'protoc "
-            "--include_imports --descriptor_set_out=FILE'"
+            f"these are no descriptors of messages: {error}; write them with {_PROTOC}"
         ) from error
 
 
@@ -354,10 +350,10 @@ def _files_of(descriptors: str) -> descriptor_pb2.FileDescriptorSet:
         found = descriptor_pb2.FileDescriptorSet.FromString(data)
     except (binascii.Error, ValueError, DecodeError) as error:
         raise InvalidConfigError(
-            f"a schema in Protocol Buffers is a FileDescriptorSet in Base64: {error}"
+            f"these are no descriptors of messages: {error}; write them with {_PROTOC}"
         ) from error
     if not found.file:
-        raise InvalidConfigError("the descriptor set has no file")
+        raise InvalidConfigError(f"the descriptor set has no file; write it with {_PROTOC}")
     return found
 
 
@@ -368,17 +364,45 @@ def _pool_of(files: descriptor_pb2.FileDescriptorSet) -> descriptor_pool.Descrip
     return pool
 
 
-def _only_message(files: descriptor_pb2.FileDescriptorSet) -> str:
-    last = files.file[-1]
-    prefix = f"{last.package}." if last.package else ""
-    names = [f"{prefix}{each.name}" for each in last.message_type]
-    if len(names) != 1:
-        shown = ", ".join(names[:_SHOWN_MESSAGES_MAX]) or "none"
+def _named_message(files: descriptor_pb2.FileDescriptorSet, name: str) -> Descriptor:
+    try:
+        return _pool_of(files).FindMessageTypeByName(name)
+    except KeyError as error:
         raise InvalidConfigError(
-            f"name the message that values are: {last.name} has {shown}"
-            f"{', …' if len(names) > _SHOWN_MESSAGES_MAX else ''}"
+            f"the descriptor set has no message {name[:100]!r}; name one with its package: "
+            f"{_shown(_names_of_last(files))}"
+        ) from error
+
+
+def _only_message(files: descriptor_pb2.FileDescriptorSet) -> str:
+    names = _names_of_last(files)
+    if len(names) != 1:
+        raise InvalidConfigError(
+            f"name the message that values are: {files.file[-1].name} has {_shown(names)}"
         )
     return names[0]
+
+
+def _names_of_last(files: descriptor_pb2.FileDescriptorSet) -> list[str]:
+    """Return the messages of the last file, which is the one that was compiled."""
+    last = files.file[-1]
+    prefix = f"{last.package}." if last.package else ""
+    return [f"{prefix}{each.name}" for each in last.message_type]
+
+
+def _shown(names: list[str]) -> str:
+    more = ", …" if len(names) > _SHOWN_MESSAGES_MAX else ""
+    return (", ".join(names[:_SHOWN_MESSAGES_MAX]) or "none") + more
+
+
+def without_paths(descriptors: str) -> bytes:
+    """Return a schema without the paths of its files: they depend on where it was compiled."""
+    files = _files_of(descriptors)
+    numbers = {each.name: str(number) for number, each in enumerate(files.file)}
+    for each in files.file:
+        each.name = numbers[each.name]
+        each.dependency[:] = [numbers[name] for name in each.dependency]
+    return files.SerializeToString(deterministic=True)
 
 
 def _reachable(
@@ -421,14 +445,17 @@ class _FieldWalk:
         if message.full_name in within:
             raise InvalidConfigError(
                 f"field {path!r}: the message {message.full_name} holds itself, and no column is "
-                "as deep"
+                "as deep; leave the field out"
             )
         if len(within) > DEPTH_MAX:
-            raise InvalidConfigError(f"messages are nested more than {DEPTH_MAX} deep: {path}")
+            raise InvalidConfigError(
+                f"field {path[:200]!r}: messages are nested more than {DEPTH_MAX} deep; leave "
+                "inner fields out"
+            )
         if not message.fields:
             raise InvalidConfigError(
                 f"{f'field {path!r}: ' if path else ''}the message {message.full_name} has no "
-                "fields, so that no column can be made of it"
+                "fields, so that no column can be made of it; leave it out, or give it a field"
             )
         kinds, fields = [], []
         for each in sorted(message.fields, key=lambda field: field.index):
@@ -442,7 +469,8 @@ class _FieldWalk:
         self._count += 1
         if self._count > COLUMNS_MAX:
             raise InvalidConfigError(
-                f"the message has more than {COLUMNS_MAX:,} columns, those within columns included"
+                f"the message has more than {COLUMNS_MAX:,} columns, those within columns "
+                f"included; leave some out, such as {path[:200]!r}"
             )
         if not _NAME.fullmatch(field.name):
             raise InvalidConfigError(f"{field.name[:100]!r} is no name of a field")

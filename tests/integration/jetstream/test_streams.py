@@ -216,7 +216,8 @@ async def test_what_cannot_be_is_rejected_with_the_same_numbers(ask, stream):
     assert await ask.error("STREAM.CREATE.one", overlapping) == overlap
     other = {"name": stream.name, "subjects": [stream.subject(">")], "max_msgs": 5}
     in_use = (400, 10058, "stream name already in use with a different configuration")
-    assert await ask.error(f"STREAM.CREATE.{stream.name}", other) == in_use
+    code, number, text = await ask.error(f"STREAM.CREATE.{stream.name}", other)
+    assert (code, number, text.partition(": ")[0]) == in_use  # here with the settings that differ
     everything = (500, 10052, "capturing all subjects requires no-ack to be true")
     assert await ask.error("STREAM.CREATE.A", {"name": "A", "subjects": [">"]}) == everything
     copies = (500, 10074, "replicas > 1 not supported in non-clustered mode")
@@ -316,7 +317,7 @@ async def test_changes_and_deletions_of_messages_are_rejected(ask_us):
     await ask_us("STREAM.CREATE.fixed", body)
     code, number, text = await ask_us.error("STREAM.UPDATE.fixed", {**body, "max_msgs": 7})
     assert (code, number) == (500, 10052)
-    assert "max_msgs" in text
+    assert "max_msgs from -1 to 7" in text
     refused = await ask_us.error("STREAM.MSG.DELETE.fixed", {"seq": 1})
     assert refused == (500, 10057, "messages cannot be deleted")
     code, number, _ = await ask_us.error("STREAM.PURGE.fixed", {"filter": "fixed.a"})

@@ -33,7 +33,7 @@ def test_a_plain_ticket_is_a_short_one():
     [
         (b"", "truncated"),
         (b"\xff\xfe", "malformed"),
-        (b"[]", "object"),
+        (b"[]", "keys and values"),
         (b"{}", "stream"),
         (b'{"stream":""}', "stream"),
         (b'{"stream":"s","stat":1}', "stat"),

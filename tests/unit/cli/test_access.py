@@ -1,5 +1,6 @@
 """``strandline acl`` and ``strandline token`` against a real broker that checks access."""
 
+import itertools
 import json
 
 import pytest
@@ -56,7 +57,8 @@ def test_a_rule_is_granted_listed_and_revoked(run):
         "pattern": "orders*",
     }
     assert list(rule) in [line.split() for line in run("acl", "list").stdout.splitlines()]
-    assert lines(run("acl", "revoke", *rule, "-o", "json")) == [{"revoked": list(rule)}]
+    revoked = {"revoked": list(rule), "access_checked": True}
+    assert lines(run("acl", "revoke", *rule, "-o", "json")) == [revoked]
     assert "(invalid_request)" in run("acl", "revoke", *rule, code=1).stderr
     wrong = run("acl", "grant", "billing", "write", "stream", "orders", code=1)
     assert "operations are read, publish" in wrong.stderr
@@ -79,6 +81,40 @@ def test_a_token_is_made_used_listed_and_revoked(run):
     assert number in run("token", "revoke", number).stdout
     assert "(unauthenticated)" in run("stream", "list", token=token, code=1).stderr
     assert "(invalid_request)" in run("token", "revoke", number, code=1).stderr
+
+
+CHANGES = (
+    ("acl", "grant", "shop", "read", "stream", "orders"),
+    ("acl", "revoke", "shop", "read", "stream", "orders"),
+    ("token", "create", "shop"),
+    ("token", "revoke", None),
+    ("quota", "set", "shop", "--requests", "5"),
+    ("quota", "remove", "shop"),
+)
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+def test_a_change_says_where_access_is_not_checked(enabled):
+    """On standard error, so that a shell can take the token; for programs in a field."""
+    auth = {"enabled": True, "admin_token": ADMIN} if enabled else {}
+    with Server(auth=auth) as url:
+
+        def run(*arguments):
+            words = [*arguments, "--server", str(url)]
+            done = CliRunner().invoke(app, words, env={"STRANDLINE_TOKEN": ADMIN})
+            assert done.exit_code == 0, done.output
+            return done
+
+        for output, each in itertools.product(("text", "json"), CHANGES):
+            tokens = lines(run("token", "list", "-o", "json"))
+            done = run(*(part or tokens[0]["id"] for part in each), "-o", output)
+            if output == "json":
+                assert done.stderr == ""
+                assert json.loads(done.stdout)["access_checked"] is enabled
+            else:
+                assert done.stdout.count("\n") == 1
+                assert ("does not check access" in done.stderr) is not enabled
+                assert ("until auth.enabled is set" in done.stderr) is not enabled
 
 
 def test_without_a_token_the_command_says_what_to_set(run):

@@ -439,6 +439,12 @@ def test_versions_of_a_schema_are_listed(run, stream, tmp_path):
     ]
     assert "version 1," in run("stream", "schema", "show", stream, "--version", "1").stdout
     run("stream", "schema", "delete", stream, "--yes")
+    limited = {"type": "object", "properties": {"id": {"type": "integer", "minimum": 7}}}
+    file.write_text(json.dumps(limited))
+    run("stream", "schema", "set", stream, str(file))
+    _, _, shown = run("stream", "schema", "show", stream).stdout.partition("\n\n")
+    assert json.loads(shown) == limited, "what a publisher has to keep to"
+    run("stream", "schema", "delete", stream, "--yes")
 
 
 def test_the_lag_of_a_group_is_what_its_next_member_reads(url, run, stream):

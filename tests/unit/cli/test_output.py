@@ -136,14 +136,19 @@ def test_a_command_that_fails_exits_1(capsys):
 @pytest.mark.parametrize(
     ("failure", "said"),
     [
-        (OSError(28, "No space left on device"), "standard output: No space left on device"),
+        (OSError(104, "Connection reset by peer"), "system failed: Connection reset by peer (un"),
+        (BrokenPipeError(32, "Broken pipe"), "operating system failed: Broken pipe (unavailable)"),
+        (TimeoutError("the read timed out"), "operating system failed: the read timed out (un"),
         (FileExistsError(17, "File exists", "/a/b"), "'/a/b': File exists"),
         (UnicodeEncodeError("utf-8", "a\udcff", 1, 2, "no"), "not UTF-8: 'a\\udcff' (invalid_requ"),
         (UnicodeEncodeError("ascii", "caf\u00e9", 3, 4, "no"), "cannot be encoded as ascii"),
     ],
 )
 def test_what_files_and_arguments_do_is_one_line(capsys, failure, said):
-    """A full disk behind the output, a file in the way, bytes that are no text: exit code 1."""
+    """A lost connection, a file in the way, bytes that are no text: exit code 1.
+
+    Nothing of it is called an error of standard output.
+    """
 
     @reports_errors
     def command(*, output=OutputFormat.text):
@@ -155,6 +160,7 @@ def test_what_files_and_arguments_do_is_one_line(capsys, failure, said):
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert said in error
+    assert "standard output" not in error
     assert error.count("\n") == 1
 
 

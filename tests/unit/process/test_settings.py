@@ -77,10 +77,10 @@ def test_every_key_has_a_variable():
     [
         ("hots: x", "unknown configuration key 'hots'; did you mean 'host'"),
         ("nats: {prot: 1}", "unknown configuration key 'nats.prot'; did you mean 'nats.port'"),
-        ("nats: 5", r"Expected `object`, got `int` - at `\$.nats`"),
-        ("flight_port: many", r"Expected `int`, got `str` - at `\$.flight_port`"),
+        ("nats: 5", "nats is 5; it must be keys and values"),
+        ("flight_port: many", "flight_port is 'many'; it must be a whole number"),
         ("log_level: loud", "log_level"),
-        ("- a\n- b", "must hold keys and values, not a list"),
+        ("- a\n- b", "must hold keys and values, such as"),
         ("host: [", "is not valid YAML: line 1"),
         ("host: a\nhost: b", "'host' is given twice, again on line 2"),
         ("? [a]\n: b", "is not valid YAML"),
@@ -88,7 +88,7 @@ def test_every_key_has_a_variable():
         (b"\xff\xfe\x00", "cannot read "),
         ("host: a\0b", "is not valid YAML: character 8: special characters are not allowed"),
         ("[" * 5000, "is not valid YAML"),
-        ("x" * (FILE_BYTES_MAX + 1), "the limit is"),
+        ("x" * (FILE_BYTES_MAX + 1), "settings have at most"),
     ],
 )
 def test_a_wrong_file_is_rejected_by_name(write, text, message):
@@ -112,7 +112,7 @@ def test_a_missing_file_is_rejected(tmp_path):
         ("STRANDLINE_NATS__PROT", "1", "did you mean 'nats.port'"),
         ("STRANDLINE_NATS", "1", "nats is a section"),
         ("STRANDLINE_HOST__NAME", "1", "host is not a section"),
-        ("STRANDLINE_NATS__PORT", "many", "Expected `int`"),
+        ("STRANDLINE_NATS__PORT", "many", "nats.port is 'many'; it must be a whole number"),
         ("STRANDLINE_", "x", "unknown configuration key"),
     ],
 )
@@ -147,7 +147,7 @@ def test_variables_of_the_cli_and_of_kubernetes_are_not_settings():
         ({"data_dir": ""}, "data_dir is empty"),
         ({"limits": {"commit_records": 0}}, "limits.commit_records is 0; it must be at least 1"),
         ({"journal": {"file_bytes": 10**40}}, "is 10{40}; it must be at most"),
-        ({"limits": {"record_bytes": 1 << 30}}, r"limits.record_bytes exceeds limits.batch_bytes"),
+        ({"limits": {"record_bytes": 1 << 30}}, r"more than limits.batch_bytes, 1"),
         ({"flihgt_port": 1}, "flags: unknown configuration key 'flihgt_port'"),
     ],
 )

@@ -112,8 +112,8 @@ class LogStarts:
                 raise self._replicas.not_leader(partition)
             if not 0 <= offset <= partition.high_watermark:
                 raise OffsetOutOfRangeError(
-                    f"cannot truncate {partition.name} before {offset}: its high watermark is "
-                    f"{partition.high_watermark}"
+                    f"cannot delete records of {partition.name} below {offset}: its high "
+                    f"watermark is {partition.high_watermark}; give at most that"
                 )
             is_done = offset <= partition.log_start_offset
             return None if is_done else MoveLogStarts((self._change(partition, offset),))

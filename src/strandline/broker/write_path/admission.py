@@ -80,7 +80,7 @@ class Admission(Generic[PartitionT]):
         if size > self.record_size_max:
             return RecordTooLargeError(
                 f"record of {size - RECORD_OVERHEAD_BYTES} bytes; limits.record_bytes is "
-                f"{limits.record_bytes}"
+                f"{limits.record_bytes}: make it smaller, or raise that"
             )
         return None
 

@@ -84,7 +84,10 @@ class SubjectSequences:
             InvalidRequestError: the stream keeps so many records of each subject.
         """
         if self._partition.retention is not None:
-            raise InvalidRequestError("a stream with max_records_per_subject takes no transactions")
+            raise InvalidRequestError(
+                "a stream with max_records_per_subject takes no transactions; append without one, "
+                "or create the stream without that limit"
+            )
 
     def check(self, subject: str, expected: int) -> None:
         """Check that the last sequence of a subject is the one that a publish expects.

@@ -414,7 +414,8 @@ class Consumer:
         self._check_open()
         name = PartitionName(stream, whole_number(partition, "a partition"))
         if name not in self._next:
-            raise InvalidRequestError(f"{name} is not assigned to this consumer")
+            mine = ", ".join(map(str, sorted(self._next))) or "none"
+            raise InvalidRequestError(f"{name} is not assigned to this consumer; these are: {mine}")
         return name
 
     # Closing

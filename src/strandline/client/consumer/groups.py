@@ -104,7 +104,10 @@ class Groups:
             if partition in (None, number)
         }
         if not offsets:
-            raise InvalidRequestError(f"stream {stream!r} has no partition {partition}")
+            raise InvalidRequestError(
+                f"stream {stream!r} has no partition {partition}; see 'strandline stream info "
+                f"{stream}'"
+            )
         self.commit(group, offsets)
         return offsets
 

@@ -134,7 +134,9 @@ class ConditionalAppender:
         if partition not in leaders:  # it may have been added
             leaders = self._brokers.leaders(self._brokers.routes(stream))
         if partition not in leaders:
-            raise UnknownPartitionError(f"stream {stream!r} has no partition {partition}")
+            raise UnknownPartitionError(
+                f"stream {stream!r} has no partition {partition}; it has 0 to {len(leaders) - 1}"
+            )
         if not leaders[partition]:
             raise NotLeaderError(f"{stream}/{partition} has no leader now; retry")
         return leaders[partition]

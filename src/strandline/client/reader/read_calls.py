@@ -192,7 +192,9 @@ class ReadCalls(ABC):
 
         The broker selects the columns of the query, and filters by what its predicates say of
         subject, key, timestamp, partition and offset. Each collect reads what is committed then.
-        ``subject`` is text, ``partition`` is always a column. Needs ``strandline[polars]``.
+        ``subject`` is text, ``partition`` is always a column, and ``value`` has the bytes that are
+        stored, whatever the schema of the stream: ``strandline.table`` has its columns, of a load's
+        table and of the records that are not loaded yet. Needs ``strandline[polars]``.
 
         Args:
             stream: its name.

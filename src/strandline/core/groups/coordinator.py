@@ -380,14 +380,17 @@ class GroupCoordinator:
     def _delete(self, request: ev.Delete) -> bool:
         group = self.state.groups.get(request.group)
         if group is None:
-            raise UnknownGroupError(f"no group {request.group!r}")
+            raise UnknownGroupError(
+                f"no group {request.group!r}; 'strandline group list' names them"
+            )
         if group.members:
             raise GroupInUseError(
                 f"group {request.group!r} has {len(group.members)} members; stop them first"
             )
         if group.awaits_transactions:
             raise UnstableOffsetCommitError(
-                f"transactions are about to commit positions of group {request.group!r}; end them"
+                f"transactions are about to commit offsets of group {request.group!r}; end them, "
+                "or retry when they are over"
             )
         self._forget_group(request.group)
         return bool(group.consumer)

@@ -132,7 +132,8 @@ def place(image: MetadataImage, *, partitions: int, replicas: int) -> tuple[Repl
 
 def _too_few(replicas: int, brokers: int) -> UnavailableError:
     return UnavailableError(
-        f"{replicas} replicas need as many brokers in service; there are {brokers}"
+        f"{replicas} replicas need as many brokers in service; there are {brokers}: start more, or "
+        "ask for fewer replicas"
     )
 
 

@@ -138,31 +138,37 @@ def check_stream_config(config: StreamConfig, *, is_cluster: bool) -> None:
     group = config.queue_group
     if group and (not _NAME.fullmatch(group) or len(group) > NAME_BYTES_MAX):
         raise InvalidConfigError(
-            f"queue_group: use 1 to {NAME_BYTES_MAX} letters, digits, '_', '-' or '.'"
+            f"queue_group {group[:NAME_BYTES_MAX]!r}: use 1 to {NAME_BYTES_MAX} letters, digits, "
+            "'_', '-' or '.'"
         )
     if not 1 <= config.partitions <= PARTITIONS_MAX:
-        raise InvalidConfigError(f"partitions is {config.partitions}; 1 to {PARTITIONS_MAX} work")
+        raise InvalidConfigError(f"partitions is {config.partitions}; give 1 to {PARTITIONS_MAX}")
     for field in _AMOUNTS:
-        if getattr(config, field) < 0:
-            raise InvalidConfigError(f"{field} is negative; 0 turns it off")
+        if (amount := getattr(config, field)) < 0:
+            raise InvalidConfigError(f"{field} is {amount}, which is negative; 0 turns it off")
     for field in (*_AMOUNTS, "segment_bytes", "segment_age_ms"):
-        if getattr(config, field) > _AMOUNT_MAX:
-            raise InvalidConfigError(f"{field} is above its maximum of {_AMOUNT_MAX}")
+        if (amount := getattr(config, field)) > _AMOUNT_MAX:
+            raise InvalidConfigError(f"{field} is {amount}, above its maximum of {_AMOUNT_MAX}")
     if config.segment_bytes < _SEGMENT_BYTES_MIN:
-        raise InvalidConfigError(f"segment_bytes is below its minimum of {_SEGMENT_BYTES_MIN}")
+        raise InvalidConfigError(
+            f"segment_bytes is {config.segment_bytes}, below its minimum of {_SEGMENT_BYTES_MIN}"
+        )
     if config.segment_age_ms <= 0:
-        raise InvalidConfigError("segment_age_ms must be above 0")
+        raise InvalidConfigError(f"segment_age_ms is {config.segment_age_ms}; it must be above 0")
     if config.partition_rule == "suffix" and config.partitions > 1 and ">" in config.subject:
         raise InvalidConfigError(
             "partition_by 'suffix' puts '.N' after the subject, which does not work if the subject "
             "ends in '>'; use 'subject' or 'key'"
         )
     if len(config.description.encode()) > DESCRIPTION_BYTES_MAX:
-        raise InvalidConfigError(f"description is longer than {DESCRIPTION_BYTES_MAX} bytes")
+        raise InvalidConfigError(
+            f"the description {config.description[:40]!r}… is longer than {DESCRIPTION_BYTES_MAX} "
+            "bytes; shorten it"
+        )
     if config.compact and config.max_records_per_subject:
         raise InvalidConfigError(
-            "compact keeps the newest record of each key, max_records_per_subject the newest of "
-            "each subject: choose one"
+            "compact keeps the newest record of each key, max_records_per_subject "
+            f"({config.max_records_per_subject}) the newest of each subject: choose one"
         )
     _check_queue_group(config, is_cluster=is_cluster)
     _check_copies(config, is_cluster=is_cluster)
@@ -193,7 +199,8 @@ def _check_queue_group(config: StreamConfig, *, is_cluster: bool) -> None:
     if is_cluster and config.queue_group and is_hashed:
         raise InvalidConfigError(
             f"queue_group with {config.partitions} partitions needs partition_by 'suffix' in a "
-            "cluster: what is shared reaches one leader, which cannot choose another's partition"
+            "cluster: what is shared reaches one leader, which cannot choose another's partition. "
+            "Use that, or one partition"
         )
 
 
@@ -201,12 +208,15 @@ def _check_copies(config: StreamConfig, *, is_cluster: bool) -> None:
     """Check the number of replicas, and the promises that depend on it."""
     if not is_cluster and config.replicas != 1:
         raise InvalidConfigError(
-            f"replicas is {config.replicas}, which needs several brokers; one alone keeps 1 copy"
+            f"replicas is {config.replicas}, which needs several brokers (docs/cluster.md); one "
+            "alone keeps 1 copy: leave it out"
         )
     if not is_cluster and config.acks == "replicated":
-        raise InvalidConfigError("acks 'replicated' needs several brokers; this one has 'disk'")
+        raise InvalidConfigError(
+            "acks 'replicated' needs several brokers (docs/cluster.md); this one has 'disk'"
+        )
     if not 1 <= config.replicas <= REPLICAS_MAX:
-        raise InvalidConfigError(f"replicas is {config.replicas}; 1 to {REPLICAS_MAX} work")
+        raise InvalidConfigError(f"replicas is {config.replicas}; give 1 to {REPLICAS_MAX}")
     if not 1 <= config.min_isr <= config.replicas:
         raise InvalidConfigError(
             f"min_isr is {config.min_isr}; it is 1 to {config.replicas}, the number of replicas"

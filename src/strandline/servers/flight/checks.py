@@ -94,7 +94,10 @@ class BatchChecker:
             sizes = pc.add(sizes, header_bytes(batch.column("headers")))
         largest = pc.max(sizes).as_py() or 0
         if largest > limit:
-            raise RecordTooLargeError(f"record of {largest} bytes; limits.record_bytes is {limit}")
+            raise RecordTooLargeError(
+                f"record of {largest} bytes; limits.record_bytes is {limit}: make it smaller, or "
+                "raise that"
+            )
 
     def _with_subjects(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the batch with checked subjects, and the default for rows without one."""
@@ -110,7 +113,9 @@ class BatchChecker:
             column = column.cast(pa.string()).fill_null(self._default).dictionary_encode()
             batch = batch.set_column(at, "subject", column)
         if column.dictionary.null_count:
-            raise InvalidRecordError("the dictionary of column 'subject' contains null")
+            raise InvalidRecordError(
+                "the dictionary of column 'subject' contains null; make the rows null instead"
+            )
         if len(column.dictionary) > batch.num_rows:
             column = column.cast(pa.string()).dictionary_encode()
             batch = batch.set_column(at, "subject", column)
@@ -186,14 +191,14 @@ def _check_headers(headers: pa.Array) -> None:
         return
     names = headers.keys
     if names.null_count:
-        raise InvalidRecordError("a header has no name")
+        raise InvalidRecordError("a header has no name; give it one, or leave it out")
     _check_length(names, HEADER_NAME_BYTES_MAX, "header name")
 
 
 def _check_length(texts: pa.Array, limit: int, what: str) -> None:
     """Reject texts over a limit."""
     if (pc.max(pc.binary_length(texts)).as_py() or 0) > limit:
-        raise InvalidRecordError(f"a {what} is longer than {limit} bytes")
+        raise InvalidRecordError(f"a {what} is longer than {limit} bytes; shorten it")
 
 
 def header_bytes(headers: pa.Array) -> pa.Array:

@@ -59,6 +59,7 @@ def server_info(broker: Broker) -> ServerInfo:
         streams=broker.stream_count,
         brokers=broker.flight_addresses,
         address=broker.flight_address,
+        auth_enabled=broker.config.auth.enabled,
     )
 
 
@@ -71,7 +72,9 @@ def request_of(descriptor: fl.FlightDescriptor) -> ReadRequest:
     if descriptor.descriptor_type == fl.DescriptorType.CMD:
         return decode_ticket(descriptor.command)
     if descriptor.descriptor_type != fl.DescriptorType.PATH:
-        raise InvalidRequestError("the descriptor is neither a path nor a command")
+        raise InvalidRequestError(
+            "the descriptor is neither a path nor a command; give a path such as orders/0"
+        )
     try:
         path = [part.decode() for part in descriptor.path]
     except UnicodeDecodeError as error:
@@ -81,7 +84,9 @@ def request_of(descriptor: fl.FlightDescriptor) -> ReadRequest:
             return ReadRequest(stream=name)
         case [name, number] if number.isascii() and number.isdigit() and len(number) < 6:
             return ReadRequest(stream=name, partition=int(number))
-    raise InvalidRequestError("a path must be a stream, or a stream and a partition number")
+    raise InvalidRequestError(
+        f"a path must be a stream, or a stream and a partition number, got {'/'.join(path)[:200]!r}"
+    )
 
 
 class Here(NamedTuple):

@@ -13,7 +13,7 @@ import msgspec
 
 from strandline.api.groups import GROUPS_STREAM
 from strandline.api.transactions import COORDINATOR_STREAM
-from strandline.config import check_known_keys
+from strandline.config import check_known_keys, misfit_text
 from strandline.core.metadata.internal_streams import is_internal
 from strandline.errors import UNDECODABLE, InvalidConfigError
 from strandline.values.schema import ValueFormat
@@ -191,13 +191,17 @@ def decode_pipeline(values: Any) -> Pipeline:
         InvalidConfigError: naming the key that is invalid, missing or unknown, with the nearest
             known one; or the pipeline would read its own output.
     """
+    kind = None
     if isinstance(values, Mapping) and "kind" in values:
         rest = {key: value for key, value in values.items() if key != "kind"}
-        check_known_keys(rest, _kind_of(values["kind"]), path="")
+        kind = _kind_of(values["kind"])
+        check_known_keys(rest, kind, path="")
     try:
         pipeline: Pipeline = msgspec.convert(values, Pipeline)
     except UNDECODABLE as error:
-        raise InvalidConfigError(f"not a pipeline: {error}; see docs/pipelines.md") from error
+        raise InvalidConfigError(
+            f"not a pipeline: {misfit_text(error, values, kind)}; see docs/pipelines.md"
+        ) from error
     if isinstance(pipeline, LoadPipeline) and pipeline.stream_pattern is not None:
         _check_names_or_pattern(pipeline)
     elif isinstance(pipeline, LoadPipeline | MergePipeline):

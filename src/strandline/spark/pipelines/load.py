@@ -128,12 +128,15 @@ def check_load(config: LoadPipeline) -> None:
             "out, and set it with 'strandline stream schema set'"
         )
     if config.writer_schema and config.values != "avro":
-        raise InvalidConfigError(f"'writer_schema' is for Avro, and 'values' is {config.values}")
+        raise InvalidConfigError(
+            f"'writer_schema' is for Avro, and 'values' is {config.values}; leave it out"
+        )
     if (config.mode == "upsert") != bool(config.primary_key):
         raise InvalidConfigError(
-            "'mode' is upsert, and 'primary_key' does not say by which columns"
+            "'mode' is upsert, and 'primary_key' does not say by which columns; set it"
             if config.mode == "upsert"
-            else "'primary_key' is for 'mode: upsert', and rows are appended"
+            else f"'primary_key' is {config.primary_key}, and is for 'mode: upsert', and rows are "
+            "appended; leave it out, or set that mode"
         )
     check_upsert(config.format, config.values, key=config.primary_key, envelope=config.envelope)
     _check_places(config)

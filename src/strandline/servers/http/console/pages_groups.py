@@ -208,7 +208,9 @@ def _wanted_offsets(request: ConsoleRequest) -> dict[int, int]:
     if partition is not None:
         found = {number: offset for number, offset in found.items() if number == partition}
         if not found:
-            raise InvalidRequestError(f"stream {stream!r} has no partition {partition}")
+            raise InvalidRequestError(
+                f"stream {stream!r} has no partition {partition}; its page shows those it has"
+            )
     return found
 
 

@@ -32,6 +32,7 @@ UNLIMITED: Final = -1
 OWN_METADATA: Final = ("strandline.", "_nats.")
 """Metadata that an answer may have carried, and a client sends back."""
 _NAME: Final = re.compile(r"[^\s.*>/\\]+")
+HISTORY: Final = " (a bucket's history)"
 UNSUPPORTED: Final = (
     "placement",
     "mirror",
@@ -184,7 +185,10 @@ def stream_config(request: StreamConfigRequest, *, is_cluster: bool) -> StreamCo
     _check_supported(request)
     subjects = request.subjects or [request.name]
     if len(subjects) > 1:
-        reject_config("a stream has one subject here, which may contain wildcards")
+        reject_config(
+            f"a stream has one subject here, which may contain wildcards; create one for each of "
+            f"{', '.join(subjects)}"
+        )
     [subject] = subjects
     if subject == ">" and not request.no_ack:
         reject_config("capturing all subjects requires no-ack to be true")
@@ -227,31 +231,41 @@ def _check_name(name: str) -> None:
 def _check_supported(request: StreamConfigRequest) -> None:
     for field in UNSUPPORTED:
         if is_asking(getattr(request, field)):
-            reject_config(f"{field} is not supported")
+            reject_config(f"{field} is not supported; leave it out")
     if request.retention in ("interest", "workqueue"):
-        reject_config(f"retention {request.retention} is not supported: acknowledged stays stored")
+        reject_config(
+            f"retention {request.retention} is not supported: acknowledged stays stored; ask for "
+            "limits"
+        )
     if request.storage == "memory":
-        reject_config("storage memory is not supported: streams are files")
+        reject_config("storage memory is not supported: streams are files; ask for file")
     if request.compression == "s2":
-        reject_config("compression s2 is not supported")
+        reject_config(
+            "compression s2 is not supported; ask for none, or create the stream with 'strandline "
+            "stream create --compression zstd'"
+        )
     if (request.first_seq or 0) > 1:
-        reject_config("first_seq is not supported")
+        reject_config(f"first_seq {request.first_seq} is not supported; leave it out")
     if not _limit(request.max_msgs_per_subject):
         if request.allow_rollup_hdrs:
             reject_config("allow_rollup_hdrs needs max_msgs_per_subject")
         # nats.py asks for it whenever it creates a bucket. The answer says that it is not in force,
         # and a publish with a TTL is rejected.
         if request.allow_msg_ttl:
-            reject_config("allow_msg_ttl is not supported")
+            reject_config("allow_msg_ttl is not supported; leave it out")
     for field in ("max_msg_size", "max_consumers"):
-        if _limit(getattr(request, field)):
-            reject_config(f"{field} is not supported")
-    is_limited = any(map(_limit, (request.max_msgs, request.max_bytes)))
-    if request.discard == "new" and is_limited:
-        reject_config("discard new is not supported: the oldest records are deleted")
+        if limit := _limit(getattr(request, field)):
+            reject_config(f"{field} {limit} is not supported; leave it out")
+    for field in ("max_msgs", "max_bytes"):
+        if request.discard == "new" and (limit := _limit(getattr(request, field))):
+            reject_config(
+                f"{field} {limit} with discard new, as buckets have it, is not supported: at a "
+                f"limit the oldest records are deleted, and none is refused; leave {field} out, or "
+                "ask for discard old"
+            )
     for name in request.metadata or ():
         if not name.startswith(OWN_METADATA):
-            reject_config("metadata is not supported")
+            reject_config(f"metadata is not supported; leave {name!r} out")
 
 
 def is_asking(value: object) -> bool:
@@ -277,9 +291,9 @@ def _window_ns(request: StreamConfigRequest) -> int:
 
 
 def changed_settings(before: JetStreamConfig, after: JetStreamConfig) -> list[str]:
-    """Return the names of settings that differ."""
+    """Return the settings that differ, each with both values."""
     return [
-        name
+        f"{name}{HISTORY if name == 'max_msgs_per_subject' else ''} from {old} to {new}"
         for name in before.__struct_fields__
-        if name != "metadata" and getattr(before, name) != getattr(after, name)
+        if name != "metadata" and (old := getattr(before, name)) != (new := getattr(after, name))
     ]

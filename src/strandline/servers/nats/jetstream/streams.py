@@ -82,6 +82,9 @@ STATE_BYTES: Final = 16 << 10
 """Of an answer with subjects, besides those: a stream's settings and state; generous."""
 COUNT_BYTES: Final = 22
 """Of a subject's count, and what is around it, at most."""
+FIXED: Final = (
+    "the settings of a stream are fixed when it is created; ask for those it has, or create another"
+)
 UNLIMITED_ACCOUNT: Final = {
     "max_memory": -1,
     "max_storage": -1,
@@ -272,10 +275,9 @@ class StreamCalls:
         if existing is None:
             self._check_overlap(config)
             existing = await self._make(config)
-        if changed_settings(
-            jetstream_config(existing.stream.config, existing), jetstream_config(config)
-        ):
-            reject(STREAM_EXISTS)
+        before = jetstream_config(existing.stream.config, existing)
+        if changed := changed_settings(before, jetstream_config(config)):
+            reject(STREAM_EXISTS, f"{', '.join(changed)}; {FIXED}")
         state = await self._state(existing)
         return request.answer(**self._shown(existing, state), did_create=True)
 
@@ -311,8 +313,7 @@ class StreamCalls:
         changed = changed_settings(before, jetstream_config(config))
         if changed:
             reject_config(
-                f"stream configuration update can not change {', '.join(changed)}: the settings of "
-                "a stream are fixed when it is created"
+                f"stream configuration update can not change {', '.join(changed)}: {FIXED}"
             )
         return request.answer(**self._shown(view, await self._state(view)))
 

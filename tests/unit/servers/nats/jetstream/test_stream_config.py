@@ -101,7 +101,17 @@ def test_changes_are_named():
     """An update says which settings it would change."""
     before, after = jetstream_config(asked(name="S")), jetstream_config(asked(name="S", max_msgs=1))
     assert changed_settings(before, before) == []
-    assert changed_settings(before, after) == ["max_msgs"]
+    assert changed_settings(before, after) == ["max_msgs from -1 to 1"]
+
+
+def test_what_a_bucket_cannot_have_is_said():
+    """A limit of all records, which it asks to refuse new ones; and another history."""
+    bucket = {"name": "KV_b", "subjects": ["$KV.b.>"], "discard": "new"}
+    with pytest.raises(ApiRejection, match=r"max_bytes 1024 .* leave max_bytes out"):
+        asked(**bucket, max_bytes=1024)
+    before, after = (jetstream_config(asked(**bucket, max_msgs_per_subject=n)) for n in (1, 5))
+    [changed] = changed_settings(before, after)
+    assert changed == "max_msgs_per_subject (a bucket's history) from 1 to 5"
 
 
 numbers = st.integers() | st.integers(1, 500).map(lambda digits: 10**digits)
