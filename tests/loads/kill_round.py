@@ -140,7 +140,7 @@ class KillRound:
         if victim == "load early":
             time.sleep(self._moments.random() * 0.4)
         else:
-            life.wait("batch", life.counts["batch"] + self._moments.randint(1, 3), seconds=_BATCH_S)
+            life.wait("batch", life.counts["batch"] + self._moments.randint(1, 2), seconds=_BATCH_S)
             time.sleep(self._moments.random() * 0.25)
         if victim.startswith("broker"):
             self._broker.kill()
@@ -264,7 +264,7 @@ class KillRound:
         """Judge the table and its union with the log at random moments."""
         moments = random.Random(self._moments.random())
         age_s = self._config["snapshot_age_ms"] / 1000
-        while not self._stop.wait(moments.random() * 0.3):
+        while not self._stop.wait(moments.random()):
             is_union = not self._kind.is_upsert and moments.random() < 0.5
             began_s = time.monotonic()
             try:
