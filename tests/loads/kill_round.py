@@ -15,7 +15,7 @@ import time
 import pyarrow as pa
 
 import strandline
-from strandline.errors import DataLossError, StrandlineError
+from strandline.errors import DataLossError, StrandlineError, UnknownStreamError
 from strandline.spark.connection import forget_client
 from strandline.testing.history import ViolationError
 from tests.kit.object_stores import ObjectStore
@@ -88,9 +88,10 @@ class KillRound:
 
     def _run(self, client, s3):
         streams = self._kind.streams(self._label)
-        for name in streams:
-            client.create_stream(name, partitions=2)
-        client.create_stream(f"bad-{self._label}")
+        for name in [*streams, f"bad-{self._label}"]:
+            with contextlib.suppress(UnknownStreamError):  # unless the round was interrupted
+                client.delete_stream(name)
+            client.create_stream(name, partitions=2 if name in streams else 1)
         self._config = self._kind.config(
             self._directory,
             label=self._label,
