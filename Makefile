@@ -43,7 +43,7 @@ COUNT ?= 200
 MINUTES ?= 60
 
 .PHONY: help demo test unit check bench bench-cluster sim sim-mutants mutants fuzz kills chaos
-.PHONY: clients pipelines crash-pipelines versus-faults dist sanitize
+.PHONY: clients pipelines crash-pipelines kill-loads versus-faults dist sanitize
 .PHONY: docs setup format clean
 
 help: ## List these targets
@@ -112,6 +112,10 @@ kills: $(READY) ## Kill brokers -9 at random under load (KILLS=n KILL_SEED=n ARG
 
 chaos: $(READY) ## Break real clusters under load for minutes, and judge them (ARGS=--help)
 	@nice $(BIN)/python -m chaos --results benchmarks/results $(ARGS)
+
+kill-loads: $(READY) ## Kill loads without Spark -9 at random (KILLS=n MINUTES=n ARGS=--help)
+	@nice $(BIN)/python -m tests.loads --kills $(KILLS) --minutes $(MINUTES) \
+		--out benchmarks/results $(ARGS)
 
 versus-faults: $(READY) ## Do the same faults to us, JetStream, Redis, Kafka: what is lost? 10 min
 	@$(BIN)/python -m benchmarks.versus_faults --seed $(FAULT_SEED) $(ARGS)

@@ -12,7 +12,7 @@ from nats.js.errors import APIError
 
 import strandline
 from strandline.encryption.master_keys import new_key_text
-from strandline.errors import SchemaMismatchError
+from strandline.errors import SchemaMismatchError, StrandlineError
 from strandline.process.ports import free_ports
 from strandline.servers.grpc._generated import liftbridge_pb2, logspec_pb2
 from strandline.testing import ProcessServer, Server
@@ -88,6 +88,45 @@ def test_a_stream_without_the_setting_stores_everything(client):
     client.schemas.set("free", COLUMNS)
     client.append("free", BAD)
     assert values(client, "free") == [BAD]
+
+
+def test_the_check_is_switched_on_and_off(client, tmp_path):
+    """What is stored stays; the next record is judged by the new setting, also after a restart."""
+    with ProcessServer(tmp_path) as server, strandline.connect(server.flight) as mine:
+        mine.create_stream("free", partitions=2)
+        mine.schemas.set("free", COLUMNS)
+        mine.append("free", BAD, partition=1)
+        assert mine.update_stream("free", schema_validation=True).config.schema_validation
+        for _ in range(2):
+            with pytest.raises(SchemaMismatchError):
+                mine.append("free", BAD, partition=1)
+            mine.append("free", GOOD, partition=0)
+            server.restart()
+            until(mine.server_info, retried=StrandlineError)
+        assert mine.stream_info("free").config.schema_validation
+        assert not mine.update_stream("free", schema_validation=False).config.schema_validation
+        mine.append("free", BAD, partition=0)
+        assert sorted(values(mine, "free")) == sorted([BAD, GOOD, GOOD, BAD])
+
+
+def test_a_pipelined_producer_meets_the_switch(client):
+    """Each record is judged by one setting or the other: none is lost, and none is stored twice."""
+    client.create_stream("free")
+    client.schemas.set("free", COLUMNS)
+    acks = []
+    with client.producer("free", linger_ms=0) as producer:
+        for number in range(300):
+            acks.append(producer.append(BAD if number % 2 else b'{"id":%d}' % number))
+            if number in (100, 200):
+                client.update_stream("free", schema_validation=number == 100)
+            if number in (150, 250):
+                acks[-1].exception(30)
+        refused = [number for number, ack in enumerate(acks) if ack.exception(30) is not None]
+    assert {*range(101, 151, 2)} <= {*refused} <= {*range(201)}
+    found = values(client, "free")
+    assert len(found) == 300 - len(refused)
+    kept = [b'{"id":%d}' % n for n in range(0, 300, 2) if n not in refused]
+    assert [value for value in found if value != BAD] == kept
 
 
 def test_a_new_version_is_known_with_the_next_record(client):
@@ -245,6 +284,12 @@ def test_the_leaders_of_a_cluster_check(tmp_path):
                     # A leader knows the schema some milliseconds after it is set.
                     until(lambda number=partition: is_refused(client, number))
             assert values(client).count(GOOD) == 6
+            client.update_stream("orders", schema_validation=False)
+            for partition in range(3):
+                until(lambda number=partition: not is_refused(client, number))
+            client.update_stream("orders", schema_validation=True)
+            for partition in range(3):
+                until(lambda number=partition: is_refused(client, number))
 
 
 def is_refused(client, partition):

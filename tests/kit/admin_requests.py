@@ -31,6 +31,7 @@ _RULES: Final = {"rules": [["app", "read", "stream", MINE]]}
 _REQUESTS: Final[dict[AdminCommand[Any, Any], dict[str, Any] | None]] = {
     admin.CREATE_STREAM: {"name": MINE, "subject": "mine.>", "queue_group": MINE},
     admin.DELETE_STREAM: {"name": MINE},
+    admin.UPDATE_STREAM: {"name": MINE, "schema_validation": False},
     admin.DELETE_RECORDS: {"name": MINE, "offset": 1},
     admin.STREAM_INFO: {"name": MINE},
     admin.LIST_STREAMS: None,

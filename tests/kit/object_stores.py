@@ -4,6 +4,7 @@ It is a process of its own: delta-rs waits for some answers with Python's lock h
 """
 
 import http.client
+import io
 import json
 import random
 import re
@@ -16,6 +17,9 @@ from typing import Any
 
 KEY, SECRET = "lake-key", "lake-secret"
 BUCKET = "lake"
+ENVIRONMENT = {"LAKE_KEY": KEY, "LAKE_SECRET": SECRET}
+"""The secrets, as ``storage`` refers to them."""
+_SILENCE_S = 5
 _CONTROL = "/_faults"
 
 
@@ -42,14 +46,16 @@ class ObjectStore:
         }
 
     def environment(self):
-        return {"LAKE_KEY": KEY, "LAKE_SECRET": SECRET}
+        return ENVIRONMENT
 
     def fail(self, kind, request=".*", *, chance=1.0, count=1_000_000):
         """Let requests fail from now on.
 
         Args:
             kind: ``lose`` (it takes effect, and its connection is closed instead of an answer),
-                ``late`` (answered after a second) or ``refuse`` (503, without effect).
+                ``never`` (the same, after five seconds of silence), ``late`` (answered after a
+                second), ``twice`` (it takes effect twice, and the second answer counts) or
+                ``refuse`` (503, without effect).
             request: a pattern of "METHOD /path".
             chance: of each that matches; repeatable.
             count: of faults, at most.
@@ -99,7 +105,14 @@ class _FaultyApplication:
         if kind == "late":
             time.sleep(1)
             return self._apply(environ, start_response)
+        if kind == "twice":
+            body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+            first = environ | {"wsgi.input": io.BytesIO(body)}
+            list(self._apply(first, lambda *_: None))
+            return self._apply(environ | {"wsgi.input": io.BytesIO(body)}, start_response)
         list(self._apply(environ, lambda *_: None))
+        if kind == "never":
+            time.sleep(_SILENCE_S)
         environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
         raise ConnectionResetError
 

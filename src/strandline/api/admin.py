@@ -35,6 +35,13 @@ _Numbers = Annotated[
 ]
 
 
+class UpdateStreamRequest(WireMessage, frozen=True, kw_only=True):
+    """A request to change the settings of a stream that may be changed."""
+
+    name: Name
+    schema_validation: bool
+
+
 class StreamInfoRequest(WireMessage, frozen=True, kw_only=True):
     """A request to describe a stream."""
 
@@ -164,6 +171,13 @@ CREATE_STREAM: Final = AdminCommand(
     result=StreamInfo,
     needs=needs_of_stream,
     parse=_parse_config,
+)
+UPDATE_STREAM: Final = AdminCommand(
+    name="update_stream",
+    help="Change the settings of a stream that may be changed.",
+    request=UpdateStreamRequest,
+    result=StreamInfo,
+    needs=lambda it: [stream(it.name, "admin")],
 )
 DELETE_STREAM: Final = AdminCommand(
     name="delete_stream",

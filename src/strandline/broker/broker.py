@@ -332,7 +332,7 @@ class Broker(BrokerBase):
             known = self._streams.get(stream.config.name)
             if known is None:
                 continue
-            known.validate(stream.schema)
+            known.validate(stream)
             partitions = known.partitions
             for number, state in stream.states.items():
                 for partition in partitions[number : number + 1]:

@@ -1,14 +1,11 @@
 """A stream on this broker: its settings and its partitions."""
 
-from collections.abc import Sequence
-
 from strandline.broker.write_path.partition import Partition
 from strandline.broker.write_path.schema_check import SchemaCheck
 from strandline.config import StreamConfig
-from strandline.core.metadata.image import PartitionState
+from strandline.core.metadata.image import PartitionState, StreamImage
 from strandline.errors import PausedError, ReadonlyError, StrandlineError, UnknownPartitionError
 from strandline.types import PartitionName
-from strandline.values.schema import SchemaVersion
 
 
 def state_error(name: PartitionName, state: PartitionState) -> StrandlineError | None:
@@ -27,18 +24,20 @@ class Stream:
         self.config = config
         self.created_ns = created_ns
         self.partitions = partitions
-        self._schema_check: SchemaCheck | None = None
 
-    def validate(self, versions: Sequence[SchemaVersion]) -> None:
-        """Let publishes fit these versions of the schema, if the stream is to check them."""
-        if not self.config.schema_validation:
-            return
+    def validate(self, image: StreamImage) -> None:
+        """Check publishes against the schema in the metadata from now on, if they are checked."""
+        self.config = image.config
+        versions = image.schema if image.config.schema_validation else ()
+        check = self.partitions[0].schema_check if self.partitions else None
         if not versions:
-            self._schema_check = None
-        elif self._schema_check is None or self._schema_check.versions != versions:
-            self._schema_check = SchemaCheck(self.name, versions)
+            if check is None:
+                return  # nor has any other: a partition begins without
+            check = None
+        elif check is None or check.versions != versions:
+            check = SchemaCheck(self.name, versions)
         for partition in self.partitions:
-            partition.schema_check = self._schema_check
+            partition.schema_check = check
 
     @property
     def name(self) -> str:

@@ -333,6 +333,34 @@ def _print_info(found: "StreamInfo", schema: str) -> None:
     )
 
 
+@app.command(
+    epilog=examples(
+        "strandline stream update orders --schema-validation",
+        "strandline stream update orders --no-schema-validation",
+    )
+)
+@reports_errors
+def update(
+    *,
+    name: NameArgument,
+    schema_validation: Annotated[
+        bool, typer.Option(help="Reject values that do not fit its schema.")
+    ],
+    server: ServerOption = SERVER_DEFAULT,
+    output: OutputOption = OutputFormat.text,
+) -> None:
+    """Change a setting of a stream; the others are fixed when it is created.
+
+    Records that are stored stay, whether they fit or not.
+    """
+    import strandline
+
+    with strandline.connect(server) as client:
+        info = client.update_stream(name, schema_validation=schema_validation)
+    acts = "rejects" if schema_validation else "accepts"
+    print_done(f"{name} {acts} values that do not fit its schema", info, output=output)
+
+
 @app.command(epilog=examples("strandline stream delete orders --yes"))
 @reports_errors
 def delete(

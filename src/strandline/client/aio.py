@@ -207,6 +207,7 @@ class AsyncClient(OnThread[Client]):
 
     create_stream = awaited(Client.create_stream)
     add_partitions = awaited(Client.add_partitions)
+    update_stream = awaited(Client.update_stream)
     delete_stream = awaited(Client.delete_stream)
     stream_info = awaited(Client.stream_info)
     list_streams = awaited(Client.list_streams)

@@ -133,6 +133,22 @@ class StreamAdminCalls(ABC):
         """Return all streams, by name; in a cluster with offsets as any broker knows them."""
         return self._known.ask(admin.LIST_STREAMS, None)
 
+    def update_stream(self, name: str, *, schema_validation: bool) -> admin.StreamInfo:
+        """Change the settings of a stream that may be changed; the others are fixed.
+
+        Args:
+            name: the name of the stream.
+            schema_validation: whether to reject records whose value does not fit its schema, from
+                now on. Records that are stored stay.
+
+        Raises:
+            UnknownStreamError: there is no such stream.
+            NotAllowedError: the caller does not administer the stream.
+        """
+        body = admin.UpdateStreamRequest(name=name, schema_validation=schema_validation)
+        [info] = self._known.change(admin.UPDATE_STREAM, body)
+        return info
+
     def delete_records(self, stream: str, offset: int, *, partition: int = 0) -> admin.StreamInfo:
         """Delete a partition's records below ``offset``; this cannot be undone.
 

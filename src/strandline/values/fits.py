@@ -9,9 +9,8 @@ import base64
 import binascii
 import contextlib
 import json
-import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import date
 from typing import Any
 
@@ -54,6 +53,17 @@ class _Constant(float):
     """NaN or an infinity, as JSON has it not."""
 
     __slots__ = ()
+
+
+class _Repeating(dict[str, Any]):
+    """An object in which names are there twice."""
+
+    __slots__ = ("names",)
+
+    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
+        super().__init__(pairs)
+        names = [name for name, _ in pairs]
+        self.names = {name for name in names if names.count(name) > 1}
 
 
 def misfit_finder(versions: Sequence[SchemaVersion]) -> Callable[[bytes | None], Reason]:
@@ -114,15 +124,15 @@ class _JsonFinder:
             for name in known[field.name]
         ]
         self._required = [known[column.name] for column in newest if not column.nullable]
+        self._names = {*known}
         names = {*_names(schema), *known}
-        self._names = names
         self._quoted = [b'"%b"' % name.encode() for name in names]
         has_decimals = any(decimals_of(kind) for kind in schema.types)
         # The search for repeated names takes longer than Python's parser where there are many.
         is_slow = has_decimals or len(names) > _FAST_NAMES_MAX
         self._decode_fast = None if is_slow else msgspec.json.Decoder().decode
         self._decode = json.JSONDecoder(
-            object_pairs_hook=self._object,
+            object_pairs_hook=_object,
             parse_float=_number_text if has_decimals else lambda text: float(_number_text(text)),
             parse_constant=_Constant,
         ).decode
@@ -167,19 +177,10 @@ class _JsonFinder:
             json.dumps(found, ensure_ascii=False).encode()
         return found
 
-    def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        """Return an object; which of two values of a column counts would depend on the reader."""
-        found = dict(pairs)
-        if len(found) != len(pairs):
-            names = [name for name, _ in pairs if name in self._names]
-            if len(names) != len({*names}):
-                raise ValueError("the name of a column is there twice in one object")
-        return found
-
     def _misfit(self, value: Any) -> Reason:
         if value is None:
             value = {}
-        if type(value) is not dict:
+        if not _has_once(value, self._names):
             return f"the value is {_excerpt(value)}, not a JSON object"
         for name, kind, fits in self._columns:
             part = value.get(name)
@@ -200,6 +201,24 @@ def _number_text(text: str) -> NumberText:
     if exponent and int(exponent) > _EXPONENT_MAX + len(mantissa.partition(".")[2]):
         raise ValueError(f"the number {excerpt(text)} is too large")
     return NumberText(text)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    return found if len(found) == len(pairs) else _Repeating(pairs)
+
+
+def _has_once(part: Any, names: Collection[str]) -> bool:
+    """Return whether this is an object.
+
+    Raises:
+        ValueError: which of two values of a column counts would depend on the reader.
+    """
+    if type(part) is not _Repeating:
+        return type(part) is dict
+    if twice := part.names.intersection(names):
+        raise ValueError(f"{min(twice)!r} is there twice in one object")
+    return True
 
 
 def _names(fields: Iterable[pa.Field]) -> Iterable[str]:
@@ -237,10 +256,7 @@ def _test_of(kind: pa.DataType) -> Test:
 
 
 def _is_number(part: Any) -> bool:
-    kind = type(part)
-    if kind is NumberText:
-        return math.isfinite(float(part))
-    return kind in (int, _Constant) or (kind is float and math.isfinite(part))
+    return type(part) in (int, float, NumberText, _Constant)
 
 
 def _decimal_test(kind: pa.Decimal128Type) -> Test:
@@ -266,14 +282,12 @@ def _is_time(part: Any, *patterns: re.Pattern[str]) -> bool:
         day = date(int(part[:4]), int(part[5:7]), int(part[8:10]))
     except ValueError:
         return False  # no such day, or the year 0, which no Python reader has
-    zone = _ZONE.search(part, 16)
+    zone = None if _DATE in patterns else _ZONE.search(part, 16)
     if not zone:
-        return True
+        return True  # of a date the day is the one written
     hours, minutes = int(zone[1]), int(zone[2] or 0)
     if hours > _HOURS_MAX or minutes > _MINUTES_MAX:
         return False
-    if _DATE in patterns:
-        return True  # the day is the one written
     shift = (hours * 60 + minutes) * (1 if zone[0][0] == "-" else -1)
     in_utc = int(part[11:13]) * 60 + int(part[14:16]) + shift
     return not (day == date.min and in_utc < 0) and not (day == date.max and in_utc >= _DAY_MINUTES)
@@ -286,7 +300,8 @@ def _list_test(kind: pa.ListType) -> Test:
 
 def _struct_test(kind: pa.StructType) -> Test:
     tests = [(field.name, _test_of(field.type)) for field in kind]
+    own = {field.name for field in kind}
     return lambda part: (
-        type(part) is dict
+        _has_once(part, own)
         and all(part.get(name) is None or fits(part[name]) for name, fits in tests)
     )

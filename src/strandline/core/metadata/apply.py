@@ -66,6 +66,7 @@ from strandline.core.metadata.commands import (
     SetReadonly,
     SkipTo,
     Unfence,
+    UpdateStream,
 )
 from strandline.core.metadata.image import MetadataImage, SessionImage
 from strandline.core.metadata.outcome import CommandOutcome, CommandRejectedError, refused
@@ -80,6 +81,7 @@ _WHOLE: dict[type[Any], Callable[[MetadataImage, Any], MetadataImage]] = {
     KeepStreamKeys: stream_keys.keep_stream_keys,
     AddSchema: schemas.add_schema,
     DeleteSchema: schemas.delete_schema,
+    UpdateStream: streams.update_stream,
     DeleteStream: streams.delete_stream,
     AddPartitions: streams.add_partitions,
     AdmitBroker: brokers.admit,

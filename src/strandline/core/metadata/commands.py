@@ -56,6 +56,13 @@ class DeleteSchema(msgspec.Struct, frozen=True, tag=True):
     name: str
 
 
+class UpdateStream(msgspec.Struct, frozen=True, tag=True):
+    """Change the settings of a stream that may be changed."""
+
+    name: str
+    schema_validation: bool
+
+
 class DeleteStream(msgspec.Struct, frozen=True, tag=True):
     """Delete a stream and its records."""
 
@@ -364,6 +371,7 @@ Command = (
     | KeepStreamKeys
     | AddSchema
     | DeleteSchema
+    | UpdateStream
     | DeleteStream
     | AddPartitions
     | AdmitBroker

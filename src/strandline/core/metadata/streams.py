@@ -10,7 +10,13 @@ import msgspec
 
 from strandline.config import NAME_BYTES_MAX, PARTITIONS_MAX, StreamConfig
 from strandline.core.metadata.brokers import known_broker
-from strandline.core.metadata.commands import AddPartitions, CreateStream, DeleteStream, Replicas
+from strandline.core.metadata.commands import (
+    AddPartitions,
+    CreateStream,
+    DeleteStream,
+    Replicas,
+    UpdateStream,
+)
 from strandline.core.metadata.groups import with_more_partitions, without_stream
 from strandline.core.metadata.image import MetadataImage, PartitionImage, StreamImage
 from strandline.core.metadata.outcome import CommandRejectedError
@@ -54,6 +60,13 @@ def create_stream(image: MetadataImage, command: CreateStream) -> MetadataImage:
     )
     image = msgspec.structs.replace(image, next_log_id=log_id_after(image, partitions))
     return image.with_streams({config.name: stream})
+
+
+def update_stream(image: MetadataImage, command: UpdateStream) -> MetadataImage:
+    """Change settings of a stream."""
+    stream = image.stream(command.name)
+    config = msgspec.structs.replace(stream.config, schema_validation=command.schema_validation)
+    return image.with_streams({command.name: msgspec.structs.replace(stream, config=config)})
 
 
 def delete_stream(image: MetadataImage, command: DeleteStream) -> MetadataImage:

@@ -9,6 +9,7 @@ from strandline.broker.internal import check_public
 from strandline.broker.stream import Stream
 from strandline.broker.write_path.partition import Partition
 from strandline.config import StreamConfig
+from strandline.core.metadata.commands import UpdateStream
 from strandline.errors import InvalidConfigError, StrandlineError
 from strandline.servers.flight.actions import ActionContext, handles
 from strandline.servers.flight.info import server_info, stream_info
@@ -22,6 +23,17 @@ def _create_stream(context: ActionContext, config: StreamConfig) -> list[admin.S
         raise InvalidConfigError("a stream needs a name")
     check_public(config.name)
     return [_with_others(context, context.run(context.broker.create_stream(config)))]
+
+
+@handles(admin.UPDATE_STREAM)
+def _update_stream(
+    context: ActionContext, request: admin.UpdateStreamRequest
+) -> list[admin.StreamInfo]:
+    broker = context.broker
+    check_public(request.name)
+    context.run(broker.change(UpdateStream(request.name, request.schema_validation)))
+    context.run(broker.know_newest())
+    return [stream_info(broker.stream(request.name), broker)]
 
 
 @handles(admin.DELETE_STREAM)
