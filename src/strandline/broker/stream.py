@@ -12,7 +12,7 @@ from strandline.values.schema import SchemaVersion
 
 
 def state_error(name: PartitionName, state: PartitionState) -> StrandlineError | None:
-    """Return the error for records in this state; None if they are accepted."""
+    """Return the error that rejects records in this state; None if they are accepted."""
     if state.is_readonly:
         return ReadonlyError(f"{name} is readonly; make it writable first")
     if state.is_paused:
@@ -30,7 +30,7 @@ class Stream:
         self._schema_check: SchemaCheck | None = None
 
     def validate(self, versions: Sequence[SchemaVersion]) -> None:
-        """Let publishes fit these versions of the schema, if the stream is to check them."""
+        """Check published values against these schema versions, if the stream's settings say so."""
         if not self.config.schema_validation:
             return
         if not versions:
