@@ -1,4 +1,4 @@
-"""A valid body for every admin command, about stream, subject and group ``mine``.
+"""A valid body for every admin command, about the stream, subject and group ``mine``.
 
 Rule: a new command gets its body here, or the tests of the commands fail.
 """
@@ -23,7 +23,7 @@ from strandline.api.wire import encode
 
 MINE: Final = "mine"
 OURS: Final = "ours"
-"""A second name, for requests that take several."""
+"""A second name, for requests with several names."""
 _PRODUCER: Final = [1, 0]
 _MEMBER: Final = {"group": MINE, "member": "m"}
 _RULES: Final = {"rules": [["app", "read", "stream", MINE]]}

@@ -1,6 +1,6 @@
 """Three brokers as processes, and helpers for tests of the ``cluster`` fixture.
 
-Unless a test names another stream, they are asked about ``orders``.
+Functions with a parameter ``stream`` use ``orders`` by default.
 """
 
 import urllib.request
@@ -20,13 +20,15 @@ WITH_HTTP = ("--http-port", "0")
 
 @contextmanager
 def three_brokers(directory, *, environment_of=lambda _: {}, ports=(), more=()):
-    """Started, by number; killed at the end. Without a web page: it takes an eighth of a start.
+    """Start three brokers, yield them by number, and kill them at the end.
+
+    They have no HTTP server by default, which would take an eighth of the start.
 
     Args:
-        directory: of their data directories.
-        environment_of: variables of a broker, by its number.
-        ports: for their links with each other; by default any.
-        more: further arguments of each, such as ``WITH_HTTP``.
+        directory: the parent of their data directories.
+        environment_of: returns the variables of a broker from its number.
+        ports: the ports for the links between them; by default any.
+        more: further arguments for each broker, such as ``WITH_HTTP``.
     """
     ports = ports or free_ports(len(IDS))
     peers = ",".join(f"{n}=127.0.0.1:{port}" for n, port in zip(IDS, ports, strict=True))
@@ -46,13 +48,13 @@ def three_brokers(directory, *, environment_of=lambda _: {}, ports=(), more=()):
     finally:
         for number, server in servers.items():
             server.kill()
-            print(f"broker {number} said:", *server.errors, sep="\n")  # noqa: T201  if it fails
+            print(f"broker {number} logged:", *server.errors, sep="\n")  # noqa: T201  if it fails
 
 
 def status(server, stream="orders"):
     """Return a broker's view of the stream's partition 0.
 
-    Others may come before it: with gRPC on, a cluster makes streams of its own as it starts.
+    Other streams may come first: with gRPC on, a cluster creates internal streams at the start.
     """
     copies = [each for each in partitions(server, stream) if each.partition == 0]
     assert copies, "it has just started"
@@ -70,17 +72,17 @@ def partitions(server, stream):
 
 
 def leader_of(cluster, stream="orders"):
-    """The number of the broker that leads it, once broker 2 has heard of one."""
+    """Return the number of the broker that leads partition 0, once broker 2 knows it."""
     return until(lambda: status(cluster[2], stream).leader, "no leader", retried=(AssertionError,))
 
 
 def in_sync(cluster):
-    """Assert that every broker knows every replica to be in sync."""
+    """Check that every broker knows all replicas to be in sync."""
     assert all(tuple(status(server).isr) == tuple(cluster) for server in cluster.values())
 
 
 def read_at(server, kit, *, count):
-    """Read this many records at this broker only, once it knows that they are committed."""
+    """Read ``count`` records at this broker only, once it knows that they are committed."""
     with ReplicaReader(server.flight, timeout_s=30) as replica:
 
         def is_committed():
@@ -92,7 +94,7 @@ def read_at(server, kit, *, count):
 
 
 def figure(server, name):
-    """One of its metrics, without labels."""
+    """Return one of the broker's metrics, which has no labels."""
     with urllib.request.urlopen(f"{server.http_url}/metrics", timeout=10) as answer:
         lines = answer.read().decode().splitlines()
     return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))

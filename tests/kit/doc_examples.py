@@ -1,7 +1,7 @@
 """The fenced examples of a Markdown page, run from top to bottom against a real broker.
 
-Rules: the broker listens on free ports; the usual ports in an example are replaced by its own. What
-an example runs with is an argument: this environment, or one that has only the built wheel.
+Rules: the broker listens on free ports; these replace the usual ports in an example. The caller
+chooses the Python environment of the examples: this one, or one with only the built wheel.
 """
 
 import json
@@ -24,14 +24,14 @@ SPARK_VARIABLES = ("SPARK_HOME", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
 
 
 def blocks(page, language):
-    """Fenced blocks of a language, with the line they begin on."""
+    """Return the fenced blocks of a language, with the lines at which they begin."""
     text = (ROOT / page).read_text("utf-8")
     for found in re.finditer(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
         yield text.count("\n", 0, found.start()) + 1, found.group(1)
 
 
 def examples(page):
-    """The shell and Python examples of a page in order: line, language, text."""
+    """Return the shell and Python examples of a page in order, as (line, language, text)."""
     return sorted(
         (number, language, text)
         for language in ("sh", "python")
@@ -41,29 +41,29 @@ def examples(page):
 
 @dataclass
 class ExampleBroker:
-    """A broker started for the examples, where it listens, and what they run with."""
+    """A broker started for the examples: its ready line, directory and Python."""
 
     ready: dict[str, object]
     directory: Path
     python: Path
 
     def localise(self, text):
-        """The text with this broker's ports instead of the usual ones."""
+        """Return the text with this broker's ports instead of the usual ones."""
         for name, port in (("nats", 4222), ("ingest", 4223), ("flight", 9293), ("http", 9294)):
             text = text.replace(f"127.0.0.1:{port}", f"127.0.0.1:{self.ready[f'{name}_port']}")
         return text
 
     @property
     def environ(self):
-        """The environment of the examples."""
+        """Return the environment variables for the examples."""
         path = f"{self.python.parent}{os.pathsep}{os.environ['PATH']}"
         server = f"127.0.0.1:{self.ready['flight_port']}"
-        # A session of the test's own process names its Spark and its Python to those it starts.
+        # Without the variables that a Spark session of this process sets for its children.
         ours = {name: value for name, value in os.environ.items() if name not in SPARK_VARIABLES}
         return {**ours, **FREE_PORTS, "PATH": path, "STRANDLINE_SERVER": server}
 
     def run_shell(self, line, *, timeout_s=300):
-        """Run one line of a shell example; return what it printed."""
+        """Run one line of a shell example; return its output."""
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", self.localise(line)],
             cwd=self.directory,
@@ -77,13 +77,13 @@ class ExampleBroker:
         return done.stdout
 
     def run_python(self, text, *, timeout_s=300):
-        """Run a Python example as a script of its own; return what it printed."""
+        """Run a Python example as a script of its own; return its output."""
         script = self.directory / "example.py"
         script.write_text(self.localise(text))
         return self.run_shell(f"python {script.name}", timeout_s=timeout_s)
 
     def check_shell(self, line):
-        """Run a line, or check one that would take too long or change the machine."""
+        """Run a line; if it would take too long or change the machine, only check it."""
         words = line.split("#")[0].split()
         if not words:
             return
@@ -94,7 +94,7 @@ class ExampleBroker:
             (self.directory / "another").mkdir(exist_ok=True)
             process, _ = start_broker(self.directory / "another", self.python, words[2:])
             stop_broker(process)
-        elif words[:2] == ["strandline", "doctor"]:  # not where this broker runs
+        elif words[:2] == ["strandline", "doctor"]:  # not in the broker's directory
             self.run_shell(f"mkdir -p another && cd another && {line}")
         elif words[:2] == ["strandline", "demo"]:
             self.run_shell(f"{line.split('#')[0]} --help")
@@ -104,7 +104,7 @@ class ExampleBroker:
     def run_page(self, page, *, skip):
         """Run the examples of a page from top to bottom.
 
-        Skips the Python examples and the shell lines that match a pattern.
+        Python examples and shell lines that match ``skip`` are not run.
         """
         found = examples(page)
         assert found, f"{page} has no examples"
@@ -118,7 +118,7 @@ class ExampleBroker:
 
 
 def start_broker(directory, python, arguments=()):
-    """Start `strandline serve` on free ports; give the process and its ready line."""
+    """Start ``strandline serve`` on free ports; return the process and its ready line."""
     process = subprocess.Popen(
         [python, "-m", "strandline.cli", "serve", "--output", "json", *arguments],
         cwd=directory,
@@ -132,7 +132,7 @@ def start_broker(directory, python, arguments=()):
 
 
 def stop_broker(process):
-    """Stop it as a supervisor would; it must exit cleanly."""
+    """Stop the broker as a supervisor would, and check that it exits cleanly."""
     process.send_signal(signal.SIGTERM)
     assert process.wait(120) == 0
     process.stdout.close()

@@ -1,4 +1,4 @@
-"""Examples in other languages, built with their own tools from their registries."""
+"""Examples in other languages, built with their own tools and packages from their registries."""
 
 import re
 import shutil
@@ -8,13 +8,13 @@ import pytest
 
 BUILD_S = 500
 FAULTS = r"error: |COMPILATION ERROR|syntax error|\.go:\d+:"
-"""What compilers say about a program, not about the network."""
+"""Compilers' messages about the program, as opposed to problems of the network."""
 
 
 def built(example, tool, tmp_path_factory, *, words):
-    """Return a copy of an example in which its packages were fetched and built.
+    """Return a copy of an example whose packages were fetched and which was built.
 
-    The test is skipped where the tool is missing, or packages cannot be had.
+    Skips the test if the tool is missing, or the packages cannot be fetched.
     """
     program = shutil.which(tool)
     if program is None:

@@ -1,12 +1,12 @@
-"""Documents and JSON Schema.
+"""Validation of documents by JSON Schema.
 
-The validator is imported by the tests that check a document, not by all that are collected with
-them: it parses the grammars of its formats first, which takes 2 s of CPU.
+The validator is imported only by the tests that check a document, since its import takes 2 s of
+CPU: it parses the grammars of its formats.
 """
 
 
 def check_document(document, schema):
-    """Fail if a document is not as its schema says; that of each command is valid itself."""
+    """Check a document against a schema, and the schema itself."""
     from jsonschema import Draft202012Validator
 
     Draft202012Validator(schema).validate(document)

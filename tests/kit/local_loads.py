@@ -1,4 +1,4 @@
-"""Loads by ``engine: local`` into tables of each format, run here or killed in a process."""
+"""Loads by ``engine: local`` into tables of each format, run here or in a killed process."""
 
 import os
 import random
@@ -22,7 +22,7 @@ FORMATS = ("parquet", "delta", "iceberg")
 
 
 def sql_catalog(directory, *, s3=None):
-    """The properties of an Iceberg catalog in a file of this directory."""
+    """Return the properties of an Iceberg catalog in a file of this directory."""
     top = f"s3://{BUCKET}" if s3 else f"file://{directory}"
     return {
         "type": "sql",
@@ -32,7 +32,7 @@ def sql_catalog(directory, *, s3=None):
 
 
 class LocalLoad:
-    """A load of the stream ``orders`` into JSON columns, of a directory or an object store."""
+    """A load of the stream ``orders`` as JSON columns, into a directory or an object store."""
 
     def __init__(self, url, client, directory, *, s3=None, partitions=2, **config):
         self.client = client
@@ -59,7 +59,7 @@ class LocalLoad:
             self.config |= {"into": "lake.orders", "catalog": catalog}
 
     def append(self, numbers, bad=(), stream="orders"):
-        """Append records with these ids, one partition after the other."""
+        """Append records with these ids, to one partition after the other."""
         for partition in range(self.partitions):
             mine = [n for n in numbers if n % self.partitions == partition]
             values = [b"oops %d" % n if n in bad else b'{"id": %d}' % n for n in mine]
@@ -67,19 +67,19 @@ class LocalLoad:
             self.client.append_batch(stream, table, partition=partition)
 
     def run(self, **changes):
-        """Load what is there; return the reported lines."""
+        """Load the stored records; return the reported lines."""
         lines = []
         run_local(decode_pipeline(self.config | changes), report=lines.append)
         return lines
 
     def file(self, **changes):
-        """The load as a file."""
+        """Return the load as a file of settings."""
         path = self.directory / "load.yaml"
         path.write_text(yaml.safe_dump(self.config | changes))
         return path
 
     def where(self):
-        """The table, as functions that open one name it."""
+        """Return the table's location as arguments for the functions that open tables."""
         return {
             "table_format": self.config.get("format", "parquet"),
             "catalog": self.config.get("catalog"),
@@ -87,33 +87,33 @@ class LocalLoad:
         }
 
     def state(self):
-        """The table, and what is committed to it."""
+        """Return the table, and the offsets committed to it."""
         store = existing_store(self.config["into"].replace("{stream}", "orders"), **self.where())
         return store, store.load()
 
     def rows(self):
-        """The rows of the table, in no order."""
+        """Return the rows of the table, in no order."""
         store, loaded = self.state()
         return [row for batch in store.scan(loaded) for row in batch.to_pylist()]
 
     def ids(self):
-        """The ids in the table."""
+        """Return the ids in the table."""
         return sorted(row["id"] for row in self.rows())
 
     def letters(self):
-        """The dead letters."""
+        """Return the dead letters."""
         return sorted(self.client.read("bad").read_all().column("value").to_pylist())
 
     def killed(self, rounds, begin, *, lines=1, pause_s=0.2, seed=3, **changes):
-        """Run the load in a process and kill it by SIGKILL, several times.
+        """Run the load in a process, and kill the process by SIGKILL, several times.
 
         Args:
-            rounds: how often.
-            begin: called with the round's number, while its process starts.
-            lines: reports of batches to wait for.
-            pause_s: how long after them it is killed, at most.
-            seed: of the pauses.
-            **changes: of the load.
+            rounds: the number of runs.
+            begin: called with the number of the run while its process starts.
+            lines: the number of reported batches to wait for.
+            pause_s: the longest pause between these reports and the kill.
+            seed: the seed of the pauses.
+            **changes: changed settings of the load.
         """
         changes = {"trigger": "continuous", "batch_bytes_max": 2000} | changes
         command = [sys.executable, "-m", "strandline.cli", "pipeline", "run"]

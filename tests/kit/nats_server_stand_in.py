@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""A ``nats-server`` for the test suites of NATS clients: it starts a broker in its place.
+"""A program named ``nats-server`` for the test suites of NATS clients: starts a broker instead.
 
 Link it as ``nats-server`` into a directory at the front of ``PATH``, and run a suite that starts
-servers by that name (docs/compatibility.md has the commands). Understood are the port, the port for
-monitoring (only ``/varz`` answers, once the broker is ready), the directory, and the files for the
-log and the process's number; all other flags and configuration files are ignored. The process is
-replaced by the broker, so that signals reach it.
+servers by that name (docs/compatibility.md has the commands). It understands the flags for the
+port, the monitoring port (only ``/varz`` answers, once the broker is ready), the directory, the log
+file and the pid file. All other flags and configuration files are ignored. The broker replaces the
+process, so that signals reach the broker.
 """
 
 import http.server
@@ -24,7 +24,7 @@ FLAGS = {"--port": "-p", "--http_port": "-m", "-sd": "--store_dir", "--log": "-l
 
 
 def parse_flags(words):
-    """Return the values of flags by their short names; one without a value has the next flag."""
+    """Return the value of each flag, by short names: after ``=``, or else the next word."""
     found = {}
     for word, following in zip(words, [*words[1:], ""], strict=True):
         name, equals, value = word.partition("=")
@@ -33,7 +33,7 @@ def parse_flags(words):
 
 
 class Varz(http.server.BaseHTTPRequestHandler):
-    """Says that the server is there, in no more words than a suite reads."""
+    """Answers that the server runs, with the fields that the suites read."""
 
     def do_GET(self):
         self.send_response(200 if self.path == "/varz" else 404)
@@ -41,11 +41,11 @@ class Varz(http.server.BaseHTTPRequestHandler):
         self.wfile.write(b"{}")
 
     def log_message(self, *_):
-        """Be quiet."""
+        """Log nothing."""
 
 
 def watch(broker, http_port, flags, port, directory):
-    """Tell the suite in nats-server's words when the broker is ready; return when it is gone."""
+    """Report to the suite, as nats-server does, that the broker is ready; wait for its end."""
     ready = f"http://127.0.0.1:{http_port}/health/ready"
     while os.getppid() == broker:
         try:
@@ -65,7 +65,7 @@ def watch(broker, http_port, flags, port, directory):
 
 
 def main():
-    """Become a broker; a child process watches it."""
+    """Start the broker in this process, and watch it from a child process."""
     flags = parse_flags(sys.argv[1:])
     port, http_port = free_ports(2)
     if int(flags.get("-p", -1)) > 0:
@@ -78,7 +78,7 @@ def main():
     if os.fork() == 0:
         watch(broker, http_port, flags, port, directory)
         os._exit(0)
-    # Suites read neither what it prints nor its log; a pipe that nobody reads would stop it.
+    # To a file: suites read no output, and a pipe that nobody reads would block the broker.
     quiet = os.open(Path(directory, "stand-in.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(quiet, 1)
     os.dup2(quiet, 2)

@@ -1,6 +1,6 @@
-"""External nats-servers: processes with routes between them, for brokers to use.
+"""External nats-servers for brokers to use: processes with routes between them.
 
-Each has its monitoring page, which says whether it has met the others.
+Each has a monitoring page, which shows its routes.
 """
 
 import json
@@ -19,12 +19,12 @@ cluster {{ name: users, listen: "127.0.0.1:{route}", routes: {routes} }}
 
 
 class NatsServer:
-    """One of them.
+    """One nats-server.
 
     Args:
-        directory: for its configuration.
-        ports: of its clients, of its monitoring page and of its routes.
-        routes: where all of them are.
+        directory: the directory for its configuration.
+        ports: the ports for clients, monitoring and routes.
+        routes: the route addresses of all servers.
     """
 
     def __init__(self, directory, ports, routes):
@@ -48,7 +48,7 @@ class NatsServer:
         self._process.wait()
 
     def others(self):
-        """Return the number of other servers it is connected to."""
+        """Return the number of other servers that it is connected to."""
         page = f"http://127.0.0.1:{self._page}/routez"
         try:
             with urllib.request.urlopen(page, timeout=5) as answer:
@@ -59,7 +59,7 @@ class NatsServer:
 
 @contextmanager
 def routed_nats_servers(directory, count, *, persist):
-    """Start this many nats-servers with routes; kill them at the end."""
+    """Start several nats-servers with routes between them; kill them at the end."""
     ports = free_ports(3 * count)
     triples = [ports[n : n + 3] for n in range(0, len(ports), 3)]
     routes = [f"nats-route://127.0.0.1:{route}" for *_, route in triples]

@@ -1,6 +1,6 @@
-"""An S3 server on loopback (moto's), whose answers a test can lose, delay or refuse.
+"""An S3 server (moto) on loopback; a test can make it lose, delay or reject requests.
 
-It is a process of its own: delta-rs waits for some answers with Python's lock held.
+It is a process of its own, since delta-rs waits for some answers while it holds the GIL.
 """
 
 import http.client
@@ -38,7 +38,7 @@ class ObjectStore:
         self._process.stdout.close()
 
     def storage(self):
-        """Settings with references to the secrets, which ``environment`` has."""
+        """Return the settings of the store; they refer to the secrets in ``environment``."""
         return {
             "endpoint": self.endpoint,
             "access_key_id": "env:LAKE_KEY",
@@ -49,22 +49,22 @@ class ObjectStore:
         return ENVIRONMENT
 
     def fail(self, kind, request=".*", *, chance=1.0, count=1_000_000):
-        """Let requests fail from now on.
+        """Make requests fail from now on.
 
         Args:
-            kind: ``lose`` (it takes effect, and its connection is closed instead of an answer),
+            kind: ``lose`` (it takes effect, but the connection is closed without an answer),
                 ``never`` (the same, after five seconds of silence), ``late`` (answered after a
                 second), ``twice`` (it takes effect twice, and the second answer counts) or
                 ``refuse`` (503, without effect).
-            request: a pattern of "METHOD /path".
-            chance: of each that matches; repeatable.
-            count: of faults, at most.
+            request: a pattern for "METHOD /path".
+            chance: the probability for each matching request; the same in each run.
+            count: the highest number of faults.
         """
         rule = {"kind": kind, "request": request, "chance": chance, "count": count}
         self._call("POST", _CONTROL, json.dumps(rule))
 
     def heal(self):
-        """Let no more requests fail; return the faults since the last call."""
+        """Let no more requests fail; return the number of faults since the last call."""
         return json.loads(self._call("DELETE", _CONTROL))
 
     def _call(self, method, path, body=None):
@@ -80,7 +80,7 @@ class ObjectStore:
 
 
 class _FaultyApplication:
-    """moto's application behind the faults."""
+    """The application of moto, with faults."""
 
     def __init__(self):
         from moto.server import DomainDispatcherApplication, create_backend_app
@@ -125,7 +125,8 @@ class _FaultyApplication:
         return rule["kind"]
 
     def _apply(self, environ, start_response):
-        # moto looks whether there is an object, and then puts it: two would see none.
+        # moto looks for the object before it puts it: of two requests at once, both would find
+        # none.
         if "HTTP_IF_NONE_MATCH" not in environ:
             return self._app(environ, start_response)
         with self._conditional:
@@ -146,7 +147,7 @@ def _serve():
     from werkzeug.serving import WSGIRequestHandler, make_server
 
     class SilentHandler(WSGIRequestHandler):
-        """Logs nothing: lost answers are on purpose."""
+        """A handler that logs nothing: lost answers are intended."""
 
         protocol_version = "HTTP/1.1"
 
@@ -156,7 +157,7 @@ def _serve():
     server = make_server(
         "127.0.0.1", 0, _FaultyApplication(), threaded=True, request_handler=SilentHandler
     )
-    print(server.server_port, flush=True)  # noqa: T201 - its parent reads it
+    print(server.server_port, flush=True)  # noqa: T201 - read by the parent process
     server.serve_forever()
 
 

@@ -1,18 +1,18 @@
-"""How much work something is, counted in Python's own steps: the same on every machine."""
+"""The cost of code in executed Python opcodes: the same on every machine."""
 
 import contextlib
 import sys
 
 
 class Count:
-    """The steps of a block: read ``opcodes`` after it."""
+    """The number of opcodes of a block, in ``opcodes`` after the block."""
 
     opcodes = 0
 
 
 @contextlib.contextmanager
 def counted():
-    """Count the steps of this thread within the block."""
+    """Count the opcodes that this thread executes within the block."""
     count = Count()
 
     def step(frame, event, _):
@@ -21,7 +21,7 @@ def counted():
         return step
 
     before = sys.gettrace()
-    # Python 3.12 has no such events unless a frame asked for them before tracing begins.
+    # Python 3.12 traces opcodes only if a frame asked for that before the tracing began.
     sys._getframe().f_trace_opcodes = True
     sys.settrace(step)
     try:
@@ -31,7 +31,7 @@ def counted():
 
 
 def opcodes_of(action):
-    """How many steps an action takes."""
+    """Return the number of opcodes that an action takes."""
     with counted() as count:
         action()
     return count.opcodes

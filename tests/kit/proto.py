@@ -1,4 +1,4 @@
-"""Messages of Protocol Buffers for tests: compiled from their text, and their classes."""
+"""Protocol Buffers for tests: compiled from the text of a file, and its message classes."""
 
 import base64
 import functools
@@ -14,7 +14,7 @@ KNOWN = Path(grpc_tools.__file__).parent / "_proto"
 
 @functools.cache
 def compiled(text, name="test.proto"):
-    """The descriptor set of a file of this text, in bytes."""
+    """Return the descriptor set of a file with this text, as bytes."""
     with tempfile.TemporaryDirectory() as directory:
         file, out = Path(directory) / name, Path(directory) / "out"
         file.write_text(text)
@@ -24,13 +24,13 @@ def compiled(text, name="test.proto"):
 
 
 def in_base64(text):
-    """The descriptor set of a file, as a schema has it."""
+    """Return the descriptor set of a file in Base64, as in a schema."""
     return base64.b64encode(compiled(text)).decode()
 
 
 @functools.cache
 def message_class(text, name):
-    """The Python class of a message."""
+    """Return the Python class of a message."""
     pool = descriptor_pool.DescriptorPool()
     for each in descriptor_pb2.FileDescriptorSet.FromString(compiled(text)).file:
         pool.AddSerializedFile(each.SerializeToString())

@@ -1,4 +1,4 @@
-"""A schema registry on loopback, which speaks what is read of Confluent's."""
+"""A schema registry on loopback, with the part of Confluent's API that is used."""
 
 import base64
 import contextlib
@@ -8,20 +8,20 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class Registry:
-    """A registry whose answers a test can refuse, lose or replace."""
+    """A registry; a test can make it reject requests, lose answers, or return other bytes."""
 
     def __init__(self):
         self.subjects = {}
-        """Lists of versions, by subject."""
+        """The versions of each subject."""
         self.credentials = None
         self.faults = []
-        """What each of the next requests gets: a status, bytes as the body, or None for nothing."""
+        """The faults of the next requests: a status, bytes for the body, or None for no answer."""
         self.asked = []
-        """Path and Authorization of each request."""
+        """The path and the Authorization header of each request."""
         self._id = 0
 
     def add(self, subject, schema, kind="AVRO", references=()):
-        """Register a version; returns its id."""
+        """Register a version; return its id."""
         self._id += 1
         versions = self.subjects.setdefault(subject, [])
         found = {"subject": subject, "version": len(versions) + 1, "id": self._id}
@@ -36,7 +36,7 @@ class Registry:
         return self._id
 
     def answer(self, path):
-        """The status and the document for a path."""
+        """Return the status and the document for a path."""
         words = path.strip("/").split("/")
         versions = self.subjects.get(words[1]) if words[0] == "subjects" else None
         if versions is None or words[2] != "versions":
@@ -48,7 +48,7 @@ class Registry:
 
 @contextlib.contextmanager
 def schema_registry():
-    """Run a registry; yields it, with its ``url``."""
+    """Run a registry with its address in ``url``; yield it."""
     registry = Registry()
 
     class Handler(BaseHTTPRequestHandler):
@@ -72,11 +72,11 @@ def schema_registry():
                 self.send_header("Location", f"{registry.url}/elsewhere")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            with contextlib.suppress(OSError):  # the reader has enough
+            with contextlib.suppress(OSError):  # the reader has closed the connection
                 self.wfile.write(body)
 
         def log_message(self, *_):
-            """Print nothing."""
+            """Log nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         registry.url = f"http://127.0.0.1:{server.server_port}"

@@ -1,4 +1,4 @@
-"""What tasks hand to a table's commit."""
+"""Helpers for tests of a table's commit: what tasks pass to it, and what it stores."""
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -12,7 +12,7 @@ DAY_MS = 86_400_000
 
 
 def rows(partition, start, stop):
-    """Records of a partition."""
+    """Return records of a partition."""
     offsets = range(start, stop)
     return pa.RecordBatch.from_arrays(
         [
@@ -25,7 +25,7 @@ def rows(partition, start, stop):
 
 
 def propose(store, *batches, txn="query", batch=0, schema=SCHEMA):
-    """Stage each batch in a file of its own, as tasks do."""
+    """Stage each batch in a file of its own, as tasks do; return the commit's proposal."""
     store.create()
     settings = FileSettings(schema=schema, prefix="t", compression="none")
     staged = [stage(store, [each], settings) for each in batches]
@@ -40,12 +40,12 @@ def propose(store, *batches, txn="query", batch=0, schema=SCHEMA):
 
 
 def stored(path):
-    """The values of the table's records, as its own reader finds them."""
+    """Return the values of the table's records, as the table's own reader finds them."""
     return sorted(read_table(str(path)).to_table().column("value").to_pylist())
 
 
 def visible(path):
-    """What a plain directory listing finds, as Spark and others do it."""
+    """Return the files that a plain directory listing finds, as Spark and others use it."""
     if not path.exists():
         return []
     names = [p for p in path.iterdir() if not p.name.startswith(("_", "."))]

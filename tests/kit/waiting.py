@@ -1,4 +1,4 @@
-"""Waiting for a condition that has no event of its own."""
+"""Waiting for conditions that have no event of their own."""
 
 import asyncio
 import time
@@ -11,7 +11,7 @@ def until(condition, what="it did not happen in time", *, seconds=60.0, retried=
         condition: a function without arguments.
         what: the message of the failure.
         seconds: how long to wait at most.
-        retried: exceptions of the condition that mean not yet.
+        retried: exceptions of the condition that mean that it is not true yet.
     """
     deadline, error = time.monotonic() + seconds, None
     while True:
@@ -26,7 +26,7 @@ def until(condition, what="it did not happen in time", *, seconds=60.0, retried=
 
 
 async def until_async(condition, *, seconds=60.0):
-    """Poll until a condition is true, with the loop running meanwhile."""
+    """Poll until a condition is true; the loop runs in between."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110  the condition has no event
             await asyncio.sleep(0.002)

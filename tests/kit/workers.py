@@ -1,4 +1,4 @@
-"""Clients that work on while brokers fail, and the longest time that each stood still."""
+"""Clients that work while brokers fail; each measures its longest pause."""
 
 import threading
 import time
@@ -9,7 +9,7 @@ PATIENCE_S = 60
 
 
 class Worker:
-    """Does one thing again and again, and notes when it was done last and the longest pause."""
+    """Repeats one operation, and measures the longest pause between successes."""
 
     def __init__(self, work):
         self.done = 0
@@ -25,7 +25,7 @@ class Worker:
             try:
                 has_done = self._work()
             except StrandlineError:
-                continue  # it stands still, which is what is judged
+                continue  # a failed operation makes the pause longer, which is measured
             if has_done:
                 self._note()
                 self.done += 1
@@ -35,11 +35,11 @@ class Worker:
         self.pause_s, self._last_s = max(self.pause_s, now_s - self._last_s), now_s
 
     def begin(self):
-        """Measure from now on."""
+        """Measure pauses from now on."""
         self._last_s, self.pause_s = time.monotonic(), 0.0
 
     def end(self):
-        """The longest pause."""
+        """Stop; return the longest pause."""
         self._is_over.set()
         self._note()
         self._thread.join(PATIENCE_S)

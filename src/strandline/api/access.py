@@ -32,7 +32,7 @@ class AddTokenRequest(WireMessage, frozen=True, kw_only=True):
     sha256: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
     """SHA-256 of the token's text; base64 in JSON."""
     expires_ns: Count = 0
-    """0: never."""
+    """Unix time; 0: it never expires."""
 
 
 class WhichToken(WireMessage, frozen=True, kw_only=True):
@@ -42,7 +42,7 @@ class WhichToken(WireMessage, frozen=True, kw_only=True):
 
 
 class TokenInfo(WireAnswer, frozen=True, kw_only=True):
-    """A token as it is listed, without its text."""
+    """A token in a list, without its text."""
 
     id: str
     principal: str

@@ -1,9 +1,9 @@
-"""The stream commands of the admin API, and what streams and brokers look like to clients.
+"""The stream commands of the admin API, and the description of streams and brokers to clients.
 
-Other modules declare the commands of one area each: ``cluster`` (operating a cluster),
-``transactions``, ``encryption`` (encrypted streams), ``local`` (readers on the same machine),
-``groups`` (consumer groups), ``access`` (access control), ``quotas`` and ``monitoring``.
-``commands`` has the table of all.
+Other modules declare the commands of one area each: ``cluster`` (operation of a cluster),
+    ``transactions``, ``encryption`` (encrypted streams), ``local`` (readers on the broker's
+    machine), ``groups`` (consumer groups), ``access`` (access control), ``quotas`` and
+    ``monitoring``. ``commands`` has the table of all commands.
 
 Rules: bodies and results are JSON. Unknown fields are rejected in a request and ignored in an
 answer.
@@ -47,8 +47,8 @@ class StreamInfoRequest(WireMessage, frozen=True, kw_only=True):
 
     name: Name
     led: _Numbers | None = None
-    """Partitions whose end must be their leader's, as ``OffsetsRequest.of_leader``; the others are
-    answered at once, with what the broker knows."""
+    """Partitions whose ends must come from their leader, as with ``OffsetsRequest.of_leader``; for
+    the others the broker answers at once, with what it knows."""
 
 
 class DeleteRecords(WireMessage, frozen=True, kw_only=True):
@@ -67,8 +67,9 @@ class OffsetsRequest(WireMessage, frozen=True, kw_only=True):
     partitions: _Numbers | None = None
     """The partitions; None: all."""
     of_leader: bool = False
-    """Fail where another broker leads them: this replica may end before what was acknowledged.
-    A leader waits a moment until it knows; otherwise the answer is what the broker knows."""
+    """Whether to fail for a partition that another broker leads, since this replica may lack
+    acknowledged records. A new leader waits a moment until it knows its end. False: answer with
+    what the broker knows."""
 
 
 _Beyond = Annotated[
@@ -96,21 +97,21 @@ class PartitionInfo(WireAnswer, frozen=True, kw_only=True):
     partition: int
     log_start_offset: int
     high_watermark: int
-    """The first offset that readers do not see yet; an open transaction holds it back."""
+    """The offset after the last record that readers see; an open transaction holds it back."""
     log_end_offset: int
     size_bytes: int
     hidden_offsets: int = 0
     """Offsets without a visible record: transaction markers, and aborted records."""
     leader: str = ""
-    """In a cluster ``host:port`` of its leader's Arrow Flight; empty while there is none."""
+    """In a cluster the ``host:port`` of the leader's Arrow Flight; empty without a leader."""
     in_sync: tuple[str, ...] = ()
-    """In a cluster ``host:port`` of the reachable in-sync replicas."""
+    """In a cluster the ``host:port`` of each in-sync replica that is reachable."""
     paused: bool = False
-    """Whether it rejects records until it is resumed through Liftbridge's API."""
+    """Whether the partition rejects records until it is resumed through Liftbridge's API."""
 
     @property
     def records(self) -> int:
-        """Return the number of visible records; fewer exist where compaction left gaps."""
+        """The number of visible records; an upper bound where compaction has left gaps."""
         return self.high_watermark - self.log_start_offset - self.hidden_offsets
 
 
@@ -121,10 +122,10 @@ class StreamInfo(WireAnswer, frozen=True, kw_only=True):
     created_ns: int
     partitions: tuple[PartitionInfo, ...]
     also_answering: tuple[str, ...] = ()
-    """Other streams that answer publishes to some of its subjects, too; only in the answers to
-    ``create_stream`` and ``stream_info``, and not where access is controlled."""
+    """Other streams that also acknowledge publishes to some of its subjects. Only in the answers to
+    ``create_stream`` and ``stream_info``, and only if access is not controlled."""
     metadata_index: int = 0
-    """In a cluster the index of the broker's newest metadata entry; a larger one is newer."""
+    """In a cluster the index of the newest metadata entry that the broker has applied."""
 
     @property
     def name(self) -> str:
@@ -133,7 +134,7 @@ class StreamInfo(WireAnswer, frozen=True, kw_only=True):
 
     @property
     def subject(self) -> str:
-        """Return the NATS subject it records."""
+        """Return the subject that the stream records."""
         return self.config.subject
 
 
@@ -146,9 +147,9 @@ class ServerInfo(WireAnswer, frozen=True, kw_only=True):
     batch_bytes_max: int
     streams: int
     brokers: tuple[str, ...] = ()
-    """In a cluster ``host:port`` of every broker in service; empty: this is a single broker."""
+    """In a cluster the ``host:port`` of every broker in service; empty for a single broker."""
     address: str = ""
-    """In a cluster its own ``host:port``, as the others name it."""
+    """In a cluster the broker's own ``host:port``, as other brokers know it."""
     auth_enabled: bool = True
     """Whether it checks access; earlier versions do not say."""
 
@@ -160,7 +161,7 @@ class ProducerInfo(WireAnswer, frozen=True, kw_only=True):
 
 
 def _parse_config(body: bytes) -> StreamConfig:
-    """Decode a stream's configuration; the error of an unknown key suggests the nearest one."""
+    """Decode a stream's configuration; the error for an unknown key suggests a similar one."""
     return decode_config(decode(body, dict[str, Any], what="stream configuration"), StreamConfig)
 
 
@@ -198,7 +199,7 @@ STREAM_INFO: Final = AdminCommand(
     help="Describe a stream's configuration and offsets.",
     request=StreamInfoRequest,
     result=StreamInfo,
-    # Every client must find the leaders of internal streams, which are the coordinators.
+    # Every client must find the leaders of internal streams, since these are the coordinators.
     needs=lambda it: [] if it.name.startswith(INTERNAL_PREFIX) else [known_stream(it.name)],
 )
 LIST_STREAMS: Final = AdminCommand(

@@ -1,7 +1,7 @@
 """The commands that a backup consists of: the metadata, and the stored batches of a partition.
 
-Rules: batches are as they are stored, so those of an encrypted stream stay encrypted. Only
-committed ones are returned, by the partition's leader.
+Rules: batches are returned as they are stored, so those of an encrypted stream stay encrypted. The
+partition's leader returns them, and only committed ones.
 """
 
 from types import NoneType
@@ -15,11 +15,11 @@ from strandline.api.wire import Count, Name, PartitionNumber, WireAnswer, WireMe
 
 READ_BYTES_MAX: Final = 16 << 20
 ANSWER_BYTES_MAX: Final = 1 << 30
-"""A batch, and the metadata of thousands of streams, may be longer than other answers."""
+"""Larger than for other answers: for a large batch, or the metadata of thousands of streams."""
 
 
 class MetadataSnapshot(WireAnswer, frozen=True, kw_only=True):
-    """The metadata, with everything that was decided before the request."""
+    """The metadata, including everything that was decided before the request."""
 
     cluster: str
     """The cluster's name; empty for a single broker."""
@@ -33,15 +33,15 @@ class ReadLogRequest(WireMessage, frozen=True, kw_only=True):
     stream: Name
     partition: PartitionNumber
     log_id: Count
-    """Distinguishes the stream from a later one of the same name."""
+    """The log's id, which distinguishes the stream from a later one of the same name."""
     offset: Count
-    """Begin with the batch that holds this offset, or the first one after it."""
+    """The first batch is the one that holds this offset, or else the first one after it."""
     bytes_max: Annotated[int, msgspec.Meta(ge=0, le=READ_BYTES_MAX)] = 4 << 20
-    """About how many bytes to return, but at least one batch; 0: none."""
+    """About how many bytes to return, but at least one batch; 0: no batches."""
 
 
 class LogBatches(WireAnswer, frozen=True, kw_only=True):
-    """Stored batches, one after another, and the partition's offsets at that time."""
+    """Stored batches, one after another, and the partition's offsets when they were read."""
 
     batches: bytes
     log_start_offset: int

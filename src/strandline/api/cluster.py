@@ -1,7 +1,7 @@
 """The cluster commands, for brokers, replicas and leaders.
 
-A command is answered once it is committed to the metadata. The progress of the work that it starts,
-such as copying replicas, is in the cluster's status.
+A command is answered once it is committed to the metadata. The cluster's status shows the progress
+of the work that it starts, such as copying replicas.
 """
 
 from types import NoneType
@@ -26,7 +26,7 @@ class WhichBroker(WireMessage, frozen=True, kw_only=True):
 
 
 class AdmitBrokerRequest(WireMessage, frozen=True, kw_only=True):
-    """A new broker and the address at which the others reach it."""
+    """A new broker, and the address at which other brokers reach it."""
 
     broker: BrokerNumber
     peer_address: Annotated[str, msgspec.Meta(pattern=r"^.{1,190}:[0-9]{1,5}$")]
@@ -45,8 +45,8 @@ class Reassign(WireMessage, frozen=True, kw_only=True):
     Attributes:
         stream: the stream's name.
         partition: the partition's number; None: all partitions.
-        to: broker ids, preferred leader first (rotated if there are several partitions); empty:
-            choose brokers as for a new stream, with few moves.
+        to: broker ids, preferred leader first (rotated over several partitions); empty: choose
+            brokers as for a new stream, with few moves.
     """
 
     stream: Name
@@ -55,7 +55,7 @@ class Reassign(WireMessage, frozen=True, kw_only=True):
 
 
 class ElectLeaderRequest(WireMessage, frozen=True, kw_only=True):
-    """A request to elect a leader; ``is_unclean`` accepts the loss of committed records."""
+    """A request to elect a leader; ``is_unclean`` permits the loss of committed records."""
 
     stream: Name
     partition: PartitionNumber = 0
@@ -81,9 +81,8 @@ class BrokerInfo(WireAnswer, frozen=True, kw_only=True):
 
     id: int
     state: str
-    """``live``, ``fenced`` (no heartbeats), ``impaired`` (its disk takes no records), ``draining``,
-    ``stopping``, or ``unknown`` if the broker asked has no controller.
-    """
+    """``live``, ``fenced`` (no heartbeats), ``impaired`` (its disk rejects writes), ``draining``,
+    ``stopping``, or ``unknown`` if the answering broker knows no controller."""
     flight_address: str
     rack: str
     is_voter: bool = False
@@ -104,7 +103,7 @@ class CopiesInfo(WireAnswer, frozen=True, kw_only=True):
     removing: tuple[int, ...] = ()
     """Replicas that are removed once the added ones are in sync."""
     is_stranded: bool = False
-    """Whether a broker with a replica is being drained, and no other broker can take it."""
+    """Whether a broker with a replica is being drained, but no other broker can get the replica."""
 
     @property
     def is_moving(self) -> bool:
@@ -113,7 +112,7 @@ class CopiesInfo(WireAnswer, frozen=True, kw_only=True):
 
 
 class ClusterStatus(WireAnswer, frozen=True, kw_only=True):
-    """A cluster as the answering broker knows it."""
+    """The state of a cluster as the answering broker knows it."""
 
     cluster: str
     broker: int
@@ -123,10 +122,10 @@ class ClusterStatus(WireAnswer, frozen=True, kw_only=True):
     brokers: tuple[BrokerInfo, ...]
     partitions: tuple[CopiesInfo, ...]
     removed: tuple[int, ...] = ()
-    """Brokers that were removed; their numbers are not used again."""
+    """Brokers that were removed; their ids are not used again."""
     age_ms: int = 0
-    """Time since the broker lost its controller, the age of the status; 0: current, 1: it has one,
-    which has not sent it the metadata since its start."""
+    """How long the broker has had no controller, which is the age of this status. 0: it is current;
+    1: there is a controller, but it has not sent the metadata since the broker's start."""
 
 
 CLUSTER_STATUS: Final = AdminCommand(
@@ -190,5 +189,5 @@ ADD_PARTITIONS: Final = AdminCommand(
     help="Add partitions to a stream.",
     request=AddPartitionsRequest,
     result=StreamInfo,
-    needs=lambda _: [cluster("admin")],  # the stream may then record more subjects
+    needs=lambda _: [cluster("admin")],  # more partitions may record more subjects
 )

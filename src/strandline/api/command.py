@@ -20,7 +20,7 @@ A = TypeVar("A")
 
 
 def no_needs(_: object) -> tuple[Need, ...]:
-    """Return no needs: every principal that some rule names may run the command."""
+    """Return no needs: every principal that is named in some rule may run the command."""
     return ()
 
 
@@ -30,27 +30,27 @@ class AdminCommand(Generic[Q, A]):
 
     name: str
     help: str
-    """One sentence about its effect."""
+    """One sentence about the command's effect."""
     request: type[Q]
-    """The type of its body; ``NoneType``: it takes no body."""
+    """The type of the body; ``NoneType``: the command has no body."""
     result: type[A]
-    """The type of each of its results; ``NoneType``: it has no results."""
+    """The type of each result; ``NoneType``: the command has no results."""
     needs: Callable[[Q], Iterable[Need]]
-    """Return the permissions that the caller needs, for everything that the request names."""
+    """Returns the permissions that the caller needs, for everything that the request names."""
     producer: Callable[[Q], int | None] | None = None
-    """Return the producer id that a request writes under, which must be the caller's."""
+    """Returns the producer id that a request writes with, which must belong to the caller."""
     visibility: Callable[[A], Need] | None = None
-    """For a command that lists: the permissions needed to see a result. None: it sees all."""
+    """Of a list command: returns the permission needed to see a result. None: callers see all."""
     parse: Callable[[bytes], Q] | None = None
     """Decodes the body, if its type alone cannot express all constraints."""
     answer_bytes_max: int = MESSAGE_BYTES_MAX
     """The longest result that a client accepts."""
 
     def decode_request(self, body: bytes) -> Q:
-        """Decode a body.
+        """Decode the body of a request.
 
         Raises:
-            StrandlineError: it is not a valid request.
+            StrandlineError: the body is not a valid request.
         """
         if self.parse is not None:
             return self.parse(body)
@@ -61,7 +61,7 @@ class AdminCommand(Generic[Q, A]):
 
     @property
     def description(self) -> str:
-        """Return its description for ListActions, with its request and results."""
+        """The description for ListActions, with the fields of request and results."""
         if self.request is NoneType:
             return f"{self.help} No body."
         fields: Any = self.request

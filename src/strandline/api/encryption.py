@@ -9,7 +9,7 @@ from strandline.api.wire import Name, WireAnswer, WireMessage
 
 
 class RotateKeys(WireMessage, frozen=True, kw_only=True):
-    """A request to wrap data keys again, and optionally to add one for new records."""
+    """A request to wrap data keys again, and optionally to add a data key for new records."""
 
     stream: Name
     has_new_key: bool = False
@@ -20,9 +20,9 @@ class KeyInfo(WireAnswer, frozen=True, kw_only=True):
 
     stream: str
     data_key: int
-    """Its number; new batches are encrypted with the largest."""
+    """The key's number; new batches are encrypted with the key of the largest number."""
     master_key: str
-    """Id of the master key that wraps it."""
+    """The id of the master key that wraps the data key."""
 
 
 LIST_KEYS: Final = AdminCommand(

@@ -1,7 +1,7 @@
 """The consumer group commands.
 
 The leader of ``GROUPS_STREAM`` serves them; other brokers answer ``not_leader``. Any broker creates
-the stream if it does not exist. Each command may be retried when its answer was lost.
+the stream if it does not exist. A command may be retried if its answer was lost.
 """
 
 from collections.abc import Iterator
@@ -18,10 +18,10 @@ from strandline.config import PARTITIONS_MAX
 GROUPS_STREAM = "__groups"
 
 STREAMS_MAX = 1_000
-"""Limit of the streams of a member or a commit."""
+"""The most streams of a member or of a commit."""
 GROUP_BYTES_MAX = 400
 METADATA_MAX = 4096
-"""Characters, as Kafka's ``offset.metadata.max.bytes``."""
+"""The most characters, as in Kafka's ``offset.metadata.max.bytes``."""
 
 GroupName = Annotated[str, msgspec.Meta(min_length=1, max_length=GROUP_BYTES_MAX)]
 MemberName = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
@@ -41,37 +41,37 @@ class JoinGroupRequest(WireMessage, frozen=True, kw_only=True, omit_defaults=Tru
     """A random id, new for each membership."""
     streams: Annotated[tuple[Name, ...], msgspec.Meta(min_length=1, max_length=STREAMS_MAX)]
     session_ms: Count
-    """Time without a heartbeat after which the member is removed."""
+    """How long the member may send no heartbeat before it is removed."""
     instance: _Optional = ""
-    """A static member's name, which survives restarts."""
+    """The name of a static member, which survives restarts."""
     keeps: bool = False
-    """Whether offsets are stored elsewhere, so that the group stays until it is deleted."""
+    """Whether offsets are stored elsewhere; the group then stays until it is deleted."""
 
 
 class GroupHeartbeat(WireMessage, frozen=True, kw_only=True, omit_defaults=True):
-    """A heartbeat with the partitions that the member holds."""
+    """A heartbeat, with the partitions that the member holds."""
 
     group: GroupName
     member: MemberName
     epoch: Count
-    """The epoch of the last answer."""
+    """The epoch in the last answer."""
     held: _Held = msgspec.field(default_factory=dict)
-    """The partitions by stream that it consumes, or has not given up yet."""
+    """The partitions by stream that the member consumes or has not released yet."""
     instance: _Optional = ""
 
 
 class Assignment(WireAnswer, frozen=True, kw_only=True):
-    """The partitions a member may consume; it must release all others."""
+    """The partitions that a member may consume; it must release all others."""
 
     epoch: int
     partitions: dict[str, tuple[int, ...]]
     positions: dict[str, dict[int, int]]
-    """Committed offsets of partitions that the member does not hold yet."""
+    """The committed offsets of partitions that the member does not hold yet."""
     began_with: dict[str, int] = msgspec.field(default_factory=dict)
-    """How many partitions the streams of those had when the group began with them: further ones
-    were added since, and are to be begun at their beginning."""
+    """How many partitions each of these streams had when the group started to consume it.
+    Partitions with a higher number were added later, and are consumed from their start."""
     is_waiting: bool = False
-    """Whether other members have not given up partitions meant for it yet: ask again soon."""
+    """Whether other members have not yet released partitions meant for this one: ask again soon."""
 
 
 class LeaveGroupRequest(WireMessage, frozen=True, kw_only=True):
@@ -82,7 +82,7 @@ class LeaveGroupRequest(WireMessage, frozen=True, kw_only=True):
 
 
 class TransactionRef(WireMessage, frozen=True, array_like=True):
-    """A transaction, identified by its producer."""
+    """A transaction, identified by its producer's id and epoch."""
 
     producer_id: Count
     epoch: Count
@@ -95,16 +95,16 @@ class CommitOffsets(WireMessage, frozen=True, kw_only=True, omit_defaults=True):
     positions: _Positions
     """The next offset to consume, by stream and partition."""
     member: _Optional = ""
-    """The owner; empty: none, which only a group without members allows."""
+    """The member that commits; empty: none, which only a group without members accepts."""
     epoch: Count = 0
-    """The epoch of the member's last answer."""
+    """The epoch in the last answer to the member."""
     number: Count = 0
-    """Number of the member's commit, from 1, the same in a repeat; 0: never repeated."""
+    """The member's number of this commit, from 1, the same in a repeat; 0: never repeated."""
     transaction: TransactionRef | None = None
-    """The transaction that commits them; it has announced that it commits offsets."""
+    """The transaction that the offsets belong to; it has announced that it commits offsets."""
     metadata: _Metadata = ""
-    """What the committer says, such as why it stopped: it is shown until the next commit. As the
-    ``metadata`` of Kafka's OffsetCommit, but one for the group."""
+    """Text of the committer, such as why it stopped; shown until the next commit. Like ``metadata``
+    in Kafka's OffsetCommit, but one text for the whole group."""
 
 
 class GroupRef(WireMessage, frozen=True, kw_only=True, omit_defaults=True):
@@ -112,11 +112,11 @@ class GroupRef(WireMessage, frozen=True, kw_only=True, omit_defaults=True):
 
     group: GroupName
     decided: bool = False
-    """Whether ``group_info`` is rejected while transactions are about to commit offsets."""
+    """Whether ``group_info`` fails while transactions may still commit offsets."""
 
 
 class GroupSummary(WireAnswer, frozen=True, kw_only=True):
-    """A group as it is listed."""
+    """A group in a list."""
 
     group: str
     members: int
@@ -132,7 +132,7 @@ class MemberInfo(WireAnswer, frozen=True, kw_only=True):
     session_ms: int
     assigned: dict[str, tuple[int, ...]]
     revoking: dict[str, tuple[int, ...]]
-    """Partitions it must give up and may still be consuming."""
+    """Partitions that the member has to release and may still be consuming."""
 
 
 class GroupInfo(WireAnswer, frozen=True, kw_only=True):
@@ -143,17 +143,17 @@ class GroupInfo(WireAnswer, frozen=True, kw_only=True):
     members: tuple[MemberInfo, ...]
     positions: dict[str, dict[int, int]]
     undecided: dict[str, dict[int, int]] = msgspec.field(default_factory=dict)
-    """Offsets that open transactions are about to commit."""
+    """Offsets that open transactions may still commit."""
     metadata: str = ""
-    """What the last commit said, such as the error of a pipeline that stopped."""
+    """The text of the last commit, such as the error of a pipeline that stopped."""
 
 
 def next_offset(committed: int, first: int, end: int) -> int:
-    """Return where the next member begins that starts at the earliest record.
+    """Return the offset at which a member continues that would else start at the earliest record.
 
     Args:
-        committed: the committed offset. It may be before the first record, if that was deleted, or
-            beyond the end, if the stream was created again or its log was cut.
+        committed: the committed offset. It may be below the log start offset, if records were
+            deleted, or beyond the end, if the stream was created again or its log was truncated.
         first: the log start offset.
         end: the high watermark.
     """

@@ -1,7 +1,7 @@
 """The command that lists the files of a read, for a reader on the broker's own machine.
 
-Rules: the listed bytes are committed and never change; any process with permission to read the
-files can use them. Records that only the broker can serve, such as encrypted ones, are not listed.
+Rules: the listed bytes are committed and never change; any process that may read the files can use
+them. Records that only the broker can serve, such as encrypted ones, are not listed.
 """
 
 from typing import Final
@@ -20,15 +20,15 @@ class LocalFile(WireAnswer, frozen=True):
 
     path: str
     inode: int
-    """Identifies the file, also if another one gets its name."""
+    """The file's inode, which identifies it even if another file gets its path."""
     position: int
-    """The file position of the first of them."""
+    """The file position of the first batch."""
     size: int
-    """Their bytes."""
+    """The bytes of the batches."""
 
 
 class AbortedRange(WireAnswer, frozen=True):
-    """The offsets of an aborted transaction in a partition, half-open."""
+    """The offsets of an aborted transaction in a partition; ``end`` is exclusive."""
 
     producer_id: int
     start: int
@@ -36,33 +36,33 @@ class AbortedRange(WireAnswer, frozen=True):
 
 
 class LocalPart(WireAnswer, frozen=True):
-    """The part of a read that belongs to one partition, half-open."""
+    """The part of a read that belongs to one partition; ``stop`` and ``end`` are exclusive."""
 
     partition: int
     start: int
     stop: int
     end: int
-    """Up to here the records are in ``files``; the rest is read through the broker."""
+    """The end of the records in ``files``; the records after it are read through the broker."""
     files: tuple[LocalFile, ...]
-    """In order; the first begins with the batch that holds ``start``."""
+    """The runs in order; the first one begins with the batch that holds ``start``."""
     log_start_offset: int
     may_move: bool
-    """Whether ``start`` may move, because the reader gave no offset."""
+    """Whether ``start`` may be changed, because the reader named no offset."""
     has_hidden: bool
-    """Whether there may be batches among them that readers do not see: fillers, markers, and"""
+    """Whether the files may have batches that readers do not see, such as markers."""
     aborted: tuple[AbortedRange, ...]
-    """what these have written."""
+    """The ranges of aborted transactions."""
 
 
 class LocalFiles(WireAnswer, frozen=True):
     """A resolved read: its partitions in reading order."""
 
     proof_file: str
-    """A file that only processes on this machine can read,"""
+    """The path of a file that only processes on this machine can read."""
     proof: str
-    """and its contents; empty: no records can be read from files."""
+    """The contents of that file; empty: no records can be read from files."""
     has_partition_column: bool
-    """Whether records have the partition column by default: the stream has several."""
+    """Whether records have the partition column by default, because the stream has several."""
     parts: tuple[LocalPart, ...]
 
 

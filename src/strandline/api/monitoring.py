@@ -1,4 +1,4 @@
-"""The monitoring commands: what one broker says about itself.
+"""The monitoring commands: the state of one broker.
 
 Every command is about the broker that answers. To describe a cluster, ask each broker.
 """
@@ -27,52 +27,52 @@ class BrokerStatus(WireAnswer, frozen=True, kw_only=True):
     """The health, the load and the storage of one broker."""
 
     broker: int
-    """Its id; 0 for a broker without a cluster."""
+    """The broker's id; 0 without a cluster."""
     address: str
-    """``host:port`` of its Arrow Flight in a cluster; empty for a broker alone."""
+    """The ``host:port`` of the broker's Arrow Flight in a cluster; empty without a cluster."""
     version: str
     why_not_ready: str
-    """Why records cannot be stored or read there now; empty if they can."""
+    """Why records cannot be stored or read on the broker now; empty if they can."""
     up_s: float
     data_dir: str
     disk_bytes: int
     """Size of the file system that holds the data directory."""
     disk_free_bytes: int
     log_bytes: int
-    """Bytes of the logs of the replicas on this broker."""
+    """The bytes of the logs of this broker's replicas."""
     memory_bytes: int
-    """Resident memory of the process."""
+    """The resident memory of the process."""
     replicas: int
     led_partitions: int
     under_replicated_partitions: int
     under_min_isr_partitions: int
     offline_partitions: int
-    """Partitions of the whole cluster without a leader, as this broker knows it."""
+    """Partitions of the whole cluster without a leader, as far as this broker knows."""
     pending_bytes: int
     connections: dict[str, int]
-    """Open connections by listener."""
+    """The number of open connections of each listener."""
     corrupt_batches: int
     rates: BrokerRates
 
 
 class HistorySample(WireAnswer, frozen=True, array_like=True):
-    """The mean values of one interval."""
+    """The mean values over one interval."""
 
     at_ns: int
-    """Unix time of the end of the interval."""
+    """The Unix time of the interval's end."""
     records_per_s: float
     bytes_per_s: float
     read_records_per_s: float
     read_bytes_per_s: float
     syncs_per_s: float
     sync_ms: float
-    """Mean time of a sync; 0 without one."""
+    """The mean duration of a sync; 0 without a sync."""
     cpu_share: float
-    """CPU seconds used per second by the broker's process."""
+    """CPU seconds that the broker's process used per second."""
     memory_bytes: int
     pending_bytes: int
     lag_records: int
-    """Records that followers of partitions led here lack."""
+    """Records that followers lack of the partitions that this broker leads."""
 
 
 class MetricHistoryInfo(WireAnswer, frozen=True, kw_only=True):
@@ -86,20 +86,20 @@ class ConnectionInfo(WireAnswer, frozen=True, kw_only=True):
     """A client's connection to one broker."""
 
     listener: str
-    """``flight``, ``ingest``, ``grpc``, or ``nats`` for our own nats-server."""
+    """``flight``, ``ingest``, ``grpc``, or ``nats`` for the broker's own nats-server."""
     address: str
-    """``host:port`` of the client."""
+    """The ``host:port`` of the client."""
     principal: str
     """Empty where access is not checked, or before the client is identified."""
     messages: int
-    """Messages received on it; for ``flight`` and ``grpc``, calls."""
+    """The number of messages received; for ``flight`` and ``grpc``, of calls."""
 
 
 class TraceText(WireAnswer, frozen=True, kw_only=True):
     """The end of a broker's trace."""
 
     text: str
-    """Whole events, oldest first, as docs/traces.md describes them; empty without a trace."""
+    """Whole events, oldest first, in the format of docs/traces.md; empty without a trace."""
 
 
 class ClusterEvent(WireAnswer, frozen=True, kw_only=True):
@@ -110,7 +110,7 @@ class ClusterEvent(WireAnswer, frozen=True, kw_only=True):
     """``broker``, ``controller``, ``election``, ``isr``, ``move``, ``stream``, ``corruption``,
     ``storage`` or ``refusal``."""
     about: str
-    """The partition, stream or broker it is about; empty: the broker that noticed it."""
+    """The partition, stream or broker that the event concerns; empty: the broker itself."""
     text: str
 
 
@@ -147,5 +147,5 @@ READ_TRACE: Final = AdminCommand(
     help="Return the end of the trace of the broker asked.",
     request=NoneType,
     result=TraceText,
-    needs=lambda _: [cluster("admin")],  # it names streams that others may not see
+    needs=lambda _: [cluster("admin")],  # the trace names streams that the caller may not see
 )

@@ -1,9 +1,9 @@
 """DoPut: appending record batches, pipelined, with acks as metadata.
 
 The descriptor's command is a ``PutRequest``. Each record batch may carry a ``BatchTag`` as
-metadata; the broker writes one ``PutAck`` for each batch, in any order, once the batch has reached
-the requested durability or was rejected. A batch without a tag is numbered by its position in the
-call, from 0.
+metadata. The broker writes one ``PutAck`` for each batch, in any order, once the batch is as
+durable as requested or was rejected. A batch without a tag is numbered by its position in the call,
+from 0.
 
 Columns: ``value`` (binary) is required; ``key`` (binary), ``subject`` (string), ``headers``
 (map<string, binary>) and ``message_id`` (string) are optional.
@@ -37,18 +37,18 @@ NOT_STORED = -1
 IGNORED_COLUMNS = frozenset(RECORD_SCHEMA.names) - frozenset(PUT_TYPES) | {"partition"}
 """Columns of a read that a put ignores, so that records can be copied to another stream."""
 _PANDAS_INDEX = re.compile(r"__index_level_\d+__")
-"""The column that Arrow makes of an index of pandas without a name: row numbers, no data."""
+"""The column for an unnamed index of pandas: row numbers, no data."""
 _HEADER_FIELDS = ({"key", "value"}, {"name", "value"})
-"""Fields of a header in a list of structs, which replaces a map: Polars and Parquet have none."""
+"""The fields of a header in a list of structs: Polars and Parquet use that instead of a map."""
 
 
 PRODUCER_EPOCH_MAX = (1 << 15) - 1
 SEQUENCE_MAX = (1 << 31) - 1
-"""A producer continues in its next epoch before it needs a larger sequence."""
+"""The largest sequence; before it is reached, a producer continues in its next epoch."""
 PRODUCER_MEMORY_S = 600
 """A partition remembers a producer for at least this long after its last batch."""
 NUMBERED_RECORDS_MAX = 65_535
-"""Records in a batch with a ``ProducerTag``: it is stored as one."""
+"""The most records in a batch with a ``ProducerTag``, since it becomes one stored batch."""
 
 
 class PutRequest(WireMessage, frozen=True, kw_only=True, omit_defaults=True):
@@ -56,11 +56,11 @@ class PutRequest(WireMessage, frozen=True, kw_only=True, omit_defaults=True):
 
     stream: Name
     partition: PartitionNumber | None = None
-    """For batches whose tag names none; None: each row is routed by its key or subject."""
+    """For batches whose tag names no partition; None: each row is routed by its key or subject."""
     acks: Acks | None = None
-    """A weaker level than the stream's, for an earlier ack; a stronger one is rejected."""
+    """A weaker level of acks than the stream's, for an earlier ack; a stronger one is rejected."""
     transactional: bool = False
-    """The batches belong to their producer's transaction, to which the partition was added."""
+    """Whether the batches belong to their producer's transaction, which has added the partition."""
 
 
 class ProducerTag(WireMessage, frozen=True, array_like=True):
@@ -78,12 +78,12 @@ class BatchTag(WireMessage, frozen=True, kw_only=True, omit_defaults=True):
     """Returned with the ack."""
     partition: PartitionNumber | None = None
     after: Count | None = None
-    """The batch before it in its partition, not answered yet: while that one is rejected and may be
-    sent again in this call, this one is rejected too, so that they keep their order."""
+    """The unacknowledged batch before it in its partition. While that batch is rejected and may be
+    sent again in this call, this one is rejected, too, so that they keep their order."""
     producer: ProducerTag | None = None
-    """Deduplicates retries of the batch; requires a partition."""
+    """Deduplicates retries of the batch; requires ``partition``."""
     expected_offset: Count | None = None
-    """Stored only if this is the next offset; a batch of one record that names a partition."""
+    """Store the batch only at this offset; requires one record and ``partition``."""
 
 
 class AckedRange(NamedTuple):
@@ -99,13 +99,13 @@ class PutAck(WireAnswer, frozen=True, kw_only=True, omit_defaults=True):
 
     sequence: int
     ranges: tuple[AckedRange, ...] = ()
-    """Empty after an error, and when ``offsets`` says it row by row."""
+    """Empty after an error, and if ``offsets`` has an offset for each row."""
     offsets: tuple[int, ...] = ()
-    """The offset of each row, if it has message ids; ``NOT_STORED`` where ``error`` holds."""
+    """The offset of each row, if rows have message ids; ``NOT_STORED`` for a row with ``error``."""
     partitions: tuple[int, ...] = ()
-    """The partition of each row, with ``offsets``."""
+    """The partition of each row, if ``offsets`` is set."""
     duplicates: tuple[int, ...] = ()
-    """Rows that were stored before, under the same message id."""
+    """Rows that had been stored before, under the same message id."""
     error: ErrorBody | None = None
 
 
@@ -113,7 +113,7 @@ def normalise(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return a batch with its columns in the types and order of ``PUT_TYPES``.
 
     Raises:
-        InvalidRecordError: no value column, an unknown column, or a type that does not convert.
+        InvalidRecordError: there is no value column, an unknown column, or a wrong type.
     """
     names = batch.schema.names
     if len(set(names)) != len(names):
@@ -142,7 +142,7 @@ def put_schema(names: list[str]) -> pa.Schema:
 def convert(column: pa.Array, name: str) -> pa.Array:
     """Convert a column to the type that a put uses.
 
-    A column of nulls converts whatever its type, because pandas cannot type it otherwise.
+    A column of nulls is accepted with any type, since pandas cannot give it the right one.
 
     Raises:
         InvalidRecordError: the type does not convert, or a header has no value.
@@ -173,7 +173,7 @@ def _converted(column: pa.Array, name: str) -> pa.Array:
             raise rejection
         plain = pa.string() if wanted == SUBJECT_TYPE else wanted
         if pa.types.is_dictionary(column.type):
-            # Arrow cannot look up views, which Polars sends, in a dictionary: use plain values.
+            # Arrow cannot look up views (which Polars sends) in a dictionary, so use plain values.
             values = column.dictionary.cast(plain)
             column = pa.DictionaryArray.from_arrays(column.indices, values)
         column = column.cast(plain)
@@ -183,10 +183,10 @@ def _converted(column: pa.Array, name: str) -> pa.Array:
 
 
 def _as_map(column: pa.Array, rejection: InvalidRecordError) -> pa.Array:
-    """Return headers as a map; a list of structs is accepted too.
+    """Return headers as a map; they may also be a list of structs.
 
     Raises:
-        InvalidRecordError: ``rejection``, if the column is neither; or an entry is null.
+        InvalidRecordError: ``rejection``, if the column is neither, or an entry is null.
     """
     if pa.types.is_map(column.type):
         return column
@@ -212,7 +212,7 @@ def _check_header_values(headers: pa.Array) -> None:
     """Reject headers without a value.
 
     Raises:
-        InvalidRecordError: naming the header.
+        InvalidRecordError: a header has no value; the message names it.
     """
     if headers.null_count == len(headers) or not headers.items.null_count:
         return

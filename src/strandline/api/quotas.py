@@ -25,7 +25,7 @@ class SetQuotaRequest(WireMessage, frozen=True, kw_only=True):
 
     @property
     def quota(self) -> Quota:
-        """Return the limits without the principal."""
+        """The limits alone."""
         return Quota(
             publish_bytes_per_s=self.publish_bytes_per_s,
             read_bytes_per_s=self.read_bytes_per_s,
@@ -41,7 +41,7 @@ class WhoseQuota(WireMessage, frozen=True, kw_only=True):
 
 
 class QuotaInfo(WireAnswer, frozen=True, kw_only=True):
-    """A quota as it is listed; 0 means no limit."""
+    """A quota in a list; 0 means no limit."""
 
     principal: str
     publish_bytes_per_s: int = 0
@@ -52,14 +52,14 @@ class QuotaInfo(WireAnswer, frozen=True, kw_only=True):
 
 LIST_QUOTAS: Final = AdminCommand(
     name="list_quotas",
-    help="List what principals may use of each broker.",
+    help="List the quotas of principals.",
     request=NoneType,
     result=QuotaInfo,
     needs=lambda _: [cluster("admin")],
 )
 SET_QUOTA: Final = AdminCommand(
     name="set_quota",
-    help="Limit what a principal may use of each broker; 0 means no limit.",
+    help="Set a principal's limits at each broker; 0 means no limit.",
     request=SetQuotaRequest,
     result=NoneType,
     needs=lambda _: [cluster("admin")],

@@ -11,7 +11,7 @@ from strandline.security.acl import CLUSTER, Operation, Resource
 
 
 class Need(NamedTuple):
-    """The need to have one of some operations on a resource."""
+    """A permission that a request needs: one of these operations on a resource."""
 
     resource: Resource
     operations: tuple[Operation, ...]
@@ -23,7 +23,7 @@ def stream(name: str, *operations: Operation) -> Need:
 
 
 def subject(name: str, operation: Operation) -> Need:
-    """Return the need for an operation on a subject, or on all that a pattern matches."""
+    """Return the need for an operation on a subject, or on all subjects that a pattern matches."""
     return Need(Resource("subject", name), (operation,))
 
 
@@ -38,20 +38,20 @@ def cluster(operation: Operation) -> Need:
 
 
 def known_stream(name: str) -> Need:
-    """Return the need to know of a stream: producers and consumers have to find its leaders."""
+    """Return the need to know a stream, as for a client that looks for its leaders."""
     return stream(name, "read", "publish", "admin")
 
 
 def known_group(name: str) -> Need:
-    """Return the need to know of a consumer group or transactional id."""
+    """Return the need to know a consumer group or transactional id."""
     return Need(Resource("group", name), ("group", "admin"))
 
 
 def needs_of_stream(config: StreamConfig) -> Iterator[Need]:
     """Yield the needs of creating a stream.
 
-    Storing a subject's messages means reading them, and partitioning by suffix also stores the
-    subjects below. Joining a queue group takes messages from its other streams.
+    Storing the messages of a subject means reading them; partitioning by suffix also stores the
+    subjects below it. Joining a queue group takes messages away from the group's other streams.
     """
     yield stream(config.name, "admin")
     yield subject(config.subject, "read")

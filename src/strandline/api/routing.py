@@ -5,9 +5,10 @@
 | suffix | subject ``<stream subject>.N``; else key; else message id; else 0 if it has a subject |
 | subject | subject; else key; else message id |
 | key | key; else subject; else message id |
+| message_id | message id; else subject; else key |
 
-A record that has none of these goes to the next partition in rotation. The hash is CRC-32 modulo
-the number of partitions, as for publishes through NATS, so both agree. Pure.
+A record with none of these goes to the next partition in turn. The hash is CRC-32 modulo the number
+of partitions, the same as for publishes through NATS. Pure.
 """
 
 from collections.abc import Callable
@@ -42,12 +43,12 @@ class Router:
     def of_record(
         self, key: bytes | None, subject: str | None, message_id: str | None
     ) -> int | None:
-        """Return the partition of one record; None if any will do.
+        """Return the partition of one record; None if it may go to any.
 
         Args:
-            key: its key, if it has one.
-            subject: its subject, if one was given.
-            message_id: its message id, if it has one.
+            key: the record's key, if it has one.
+            subject: the record's subject, if one was given.
+            message_id: the record's message id, if it has one.
         """
         if self.partitions == 1:
             return 0
@@ -71,8 +72,12 @@ class Router:
     ) -> list[tuple[int, pa.RecordBatch, pa.Array | None]]:
         """Split a normalised batch by partition, keeping the order of rows.
 
+        Args:
+            batch: the rows.
+            spread: chooses the partition, modulo their number, of rows that may go to any.
+
         Returns:
-            for each partition its number, its rows, and their row indexes in ``batch`` (None: all
+            For each partition its number, its rows, and their row indexes in ``batch`` (None: all
                 rows).
         """
         if self.partitions == 1:
@@ -124,7 +129,7 @@ class Router:
         return self._suffix(subject.decode())
 
     def _suffix(self, subject: str) -> int | None:
-        """Return N of ``<stream subject>.N``; None unless it is a partition, without leading 0."""
+        """Return N of ``<stream subject>.N``, or None if N is no partition or has a leading 0."""
         if not subject.startswith(self._prefix):
             return None
         digits = subject[len(self._prefix) :]

@@ -18,14 +18,15 @@ class SetSchemaRequest(WireMessage, frozen=True, kw_only=True):
 
     stream: Name
     text: Annotated[str, msgspec.Meta(min_length=1, max_length=SCHEMA_CHARACTERS_MAX)]
-    """Columns as Spark writes them, ``id BIGINT, name STRING``, or as JSON, as they are listed; or
-    a JSON Schema, or an Avro schema; for ``protobuf`` a ``FileDescriptorSet`` in Base64."""
+    """The columns in Spark's notation, ``id BIGINT, name STRING``, or as JSON in the form in which
+    they are listed; or a JSON Schema, or an Avro schema; for ``protobuf``, a ``FileDescriptorSet``
+    in Base64."""
     format: SchemaFormat | None = None
-    """None: as the text looks, which is not ``protobuf``."""
+    """None: recognized from the text, except for ``protobuf``."""
     message: Name | None = None
-    """For ``protobuf``, the full name of the message that values are; None: the only one."""
+    """For ``protobuf``, the full name of the message type of values; None: there is only one."""
     registry_id: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)] | None = None
-    """The id that a schema registry gave it."""
+    """The id of this version in a schema registry."""
 
 
 class WhoseSchema(WireMessage, frozen=True, kw_only=True):

@@ -1,11 +1,11 @@
 """Conversion of errors to Flight errors and back, without loss.
 
-A Flight error carries a short message for foreign clients and, in ``extra_info``, the JSON of
-``ErrorBody``: the stable code, the whole message and the fields of the error's class. Acks of
-DoPut carry the same body per batch.
+A Flight error carries a short message for foreign clients and, in ``extra_info``, the JSON of an
+``ErrorBody``: the stable code, the whole message and the fields of the error's class. Acks of DoPut
+carry the same body for each batch.
 
-Rules: gRPC carries both in metadata whose size is limited (8 KiB, soft), so texts are shortened to
-fit. An unknown code becomes the nearest known parent class, which says whether to retry.
+Rules: gRPC carries both in metadata of limited size (8 KiB), so texts are shortened to fit. An
+unknown code becomes the nearest known parent class, which tells whether to retry.
 """
 
 import msgspec
@@ -37,7 +37,7 @@ DETAIL_FIELDS: tuple[str, ...] = (
     "wait_ms",
     "row",
 )
-"""Attributes of errors that a reader can act on."""
+"""The attributes of errors that a client can act on."""
 
 _CLASSES = {cls.code: cls for cls in all_error_classes()}
 
@@ -72,7 +72,7 @@ def from_body(body: ErrorBody) -> StrandlineError:
     """Return the error of a wire form; an unknown code becomes its nearest known parent."""
     fallback = UnavailableError if body.retriable else StrandlineError
     cls = _CLASSES.get(body.code, fallback)
-    # The message is complete: bypass a constructor that would build it again.
+    # The message is complete, so bypass the constructor, which would build it again.
     error = cls.__new__(cls)
     Exception.__init__(error, body.message)
     if isinstance(error, CorruptBatchError):
@@ -112,12 +112,12 @@ def from_flight(error: BaseException, *, address: str) -> StrandlineError:
         try:
             return from_body(decode(bytes(extra), ErrorBody, what="error"))
         except InvalidRequestError:
-            pass  # not a Strandline error: classified below
+            pass  # no Strandline error: classified below
     return _foreign(error, address)
 
 
 def _foreign(error: BaseException, address: str) -> StrandlineError:
-    """Return the error for one that no Strandline broker wrote (network, gRPC or pyarrow)."""
+    """Classify an error that no Strandline broker wrote (network, gRPC or pyarrow)."""
     text = _first_sentence(error)
     if isinstance(error, fl.FlightTimedOutError):
         return RequestTimeoutError(

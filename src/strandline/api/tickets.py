@@ -35,8 +35,8 @@ class AtTimestamp(WireMessage, frozen=True, kw_only=True):
 
 
 Bound = Literal["earliest", "latest"] | Int64 | AtTimestamp
-"""A place in a partition: its first record, its end, an offset, or a time. An offset below 0, as a
-start, is that of the record so many before the end."""
+"""A position in a partition: its first record, its end, an offset, or a time. A negative offset
+(only as a start) counts records back from the end."""
 
 
 class ReadRequest(WireMessage, frozen=True, kw_only=True, omit_defaults=True):
@@ -44,14 +44,14 @@ class ReadRequest(WireMessage, frozen=True, kw_only=True, omit_defaults=True):
 
     stream: Name
     partition: PartitionNumber | None = None
-    """None reads every partition, or those of ``starts``."""
+    """None: every partition, or those of ``starts``."""
     start: Bound = "earliest"
     starts: dict[PartitionNumber, Int64] | None = None
-    """Read exactly these partitions, each from its offset; replaces ``start``."""
+    """Read exactly these partitions, each from its offset; used instead of ``start``."""
     stop: Bound | None = None
-    """Exclusive. None: the high watermark at the time of the request, or never when following."""
+    """Exclusive. None: the high watermark at the time of the request, or no end with ``follow``."""
     order: Literal["ascending", "descending"] = "ascending"
-    """Descending: the same records of each partition, newest first."""
+    """Descending: the same records of each partition, the newest first."""
     follow: bool = False
     """Continue with new records, until ``stop`` or until the reader disconnects."""
     columns: _Columns | None = None
@@ -66,9 +66,9 @@ class ReadRequest(WireMessage, frozen=True, kw_only=True, omit_defaults=True):
     records_max: Count | None = None
     """End after this many records."""
     bytes_min: Annotated[int, msgspec.Meta(ge=0, le=BYTES_MIN_MAX)] = 0
-    """Wait until about this many bytes can be sent, or for ``wait_ms_max``."""
+    """Wait until about this many bytes can be sent, but no longer than ``wait_ms_max``."""
     wait_ms_max: Annotated[int, msgspec.Meta(ge=0, le=WAIT_MS_MAX)] = 0
-    """Longest wait for ``bytes_min``; without ``follow``, one long poll at the start."""
+    """The longest wait for ``bytes_min``; without ``follow``, only one wait, at the start."""
     batch_bytes: Annotated[int, msgspec.Meta(ge=BATCH_BYTES_LEAST, le=BATCH_BYTES_MOST)] = (
         BATCH_BYTES_DEFAULT
     )
@@ -76,11 +76,11 @@ class ReadRequest(WireMessage, frozen=True, kw_only=True, omit_defaults=True):
     skip_corrupt: bool = False
     """Continue after a corrupt batch instead of failing there."""
     of_copy: bool = False
-    """Read what the broker has on its disk and knows to be committed, also while it does not reach
-    the others, which may have more."""
+    """Read what the broker has on its disk and knows to be committed, even while it is cut off from
+    other brokers, which may have more records."""
     of_leaders: bool = False
-    """Of GetFlightInfo: resolve only partitions that the broker leads, and leave the others out.
-    Their leaders have to be asked, since its copies may end before what was acknowledged."""
+    """For GetFlightInfo: resolve only partitions that the broker leads, and leave the others out.
+    For those the client asks their leaders, since this broker may lack acknowledged records."""
 
 
 def decode_ticket(data: bytes) -> ReadRequest:

@@ -1,7 +1,7 @@
 """The transaction commands.
 
-The leader of ``COORDINATOR_STREAM`` serves them; other brokers answer ``not_leader``. Each command
-may be retried when its answer was lost.
+The leader of ``COORDINATOR_STREAM`` serves them; other brokers answer ``not_leader``. A command may
+be retried if its answer was lost.
 """
 
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ class PartitionRef(WireMessage, frozen=True, array_like=True):
 
 
 class StagedBatchRef(WireMessage, frozen=True, array_like=True):
-    """A batch number of a transactional id, to be published from several parts."""
+    """A numbered batch of a transactional id that consists of several parts, published together."""
 
     transaction_id: TransactionalId
     number: Count
@@ -56,16 +56,16 @@ class BeginTransaction(WireMessage, frozen=True, kw_only=True, omit_defaults=Tru
     """A random value, the same in each retry."""
     timeout_ms: TimeoutMs
     after: ProducerRef | None = None
-    """Of the caller's last transaction; without it the id is taken over."""
+    """The producer of the caller's last transaction; None: take the id over from any other."""
     batch: StagedBatchRef | None = None
-    """The batch that this is a part of."""
+    """The batch that this transaction is a part of."""
 
 
 class TransactionBegun(WireAnswer, frozen=True, kw_only=True):
-    """The answer to the start of a transaction."""
+    """The answer to ``BeginTransaction``."""
 
     producer: ProducerRef | None
-    """None: the batch is published already, there is nothing to stage."""
+    """None: the batch was published before, so there is nothing to stage."""
 
 
 class AddToTransaction(WireMessage, frozen=True, kw_only=True, omit_defaults=True):
@@ -75,7 +75,7 @@ class AddToTransaction(WireMessage, frozen=True, kw_only=True, omit_defaults=Tru
     producer: ProducerRef
     partitions: Annotated[tuple[PartitionRef, ...], msgspec.Meta(max_length=PARTITIONS_MAX)] = ()
     positions: bool = False
-    """Whether it is to commit positions, by ``commit_offsets`` of groups."""
+    """Whether the transaction will commit offsets, by ``commit_offsets`` of groups."""
 
 
 class PrepareTransaction(WireMessage, frozen=True, kw_only=True):
@@ -123,21 +123,21 @@ class StagedPublication(WireAnswer, frozen=True, kw_only=True):
     batch_id: int
     fingerprint: str
     is_repeat: bool = False
-    """Whether it had been published before."""
+    """Whether the batch had been published by an earlier request."""
 
 
 class TransactionInfo(WireAnswer, frozen=True, kw_only=True):
-    """The newest transaction of an id."""
+    """The newest transaction of a transactional id."""
 
     id: str
     status: str
     """``open``, ``prepared``, ``committing``, ``aborting``, ``committed`` or ``aborted``."""
     staged_id: str
-    """The id by which another system ends it once it is prepared."""
+    """The id by which another system ends the transaction once it is prepared."""
     timeout_ms: int
     partitions: tuple[PartitionRef, ...]
     reason: str = ""
-    """The reason of an abort."""
+    """Why the transaction was aborted."""
 
 
 def _needs_to_begin(request: BeginTransaction) -> Iterator[Need]:

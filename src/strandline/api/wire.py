@@ -1,7 +1,7 @@
-"""JSON encoding of requests and answers, with every length capped.
+"""JSON encoding of requests and answers; every length is limited.
 
-Rules: the length is checked before parsing. Any bytes decode to a value of the requested type or
-raise ``InvalidRequestError``. Pure: no Flight, no sockets, no broker.
+Rules: the length is checked before parsing. Any bytes either decode to a value of the requested
+type or raise ``InvalidRequestError``. Pure: no Flight, no sockets, no broker.
 """
 
 import threading
@@ -14,7 +14,7 @@ from strandline.errors import UNDECODABLE, InvalidRequestError
 from strandline.record.subjects import SUBJECT_BYTES_MAX
 
 MESSAGE_BYTES_MAX = 4 << 20
-"""Longest JSON message accepted."""
+"""The longest JSON message that is accepted."""
 INT64_MAX = (1 << 63) - 1
 UNENCODABLE = (UnicodeEncodeError, TypeError, OverflowError, RecursionError)
 """The errors that msgspec raises for values without a JSON form."""
@@ -57,7 +57,7 @@ def decode(data: bytes, kind: type[T], *, what: str, bytes_max: int = MESSAGE_BY
         data: the bytes.
         kind: the type to decode to.
         what: the message's name in the error, such as ``ticket``.
-        bytes_max: reject longer ones.
+        bytes_max: the longest accepted message.
 
     Raises:
         InvalidRequestError: the bytes are too long, not JSON, or not of that type.
@@ -81,8 +81,8 @@ def _why(error: Exception, data: bytes, kind: Any) -> str:
 def _decoder_of(kind: type[T]) -> msgspec.json.Decoder[T]:
     """Return the decoder of a type, created by one thread at a time.
 
-    msgspec inspects a type on first use. Another thread that uses the type meanwhile finds it half
-    initialised and crashes the process (seen with msgspec 0.22).
+    msgspec inspects a type at its first use. If another thread uses the type at the same time, it
+    finds the type half initialised and crashes the process (seen with msgspec 0.22).
     """
     decoder: msgspec.json.Decoder[T] | None = _decoders.get(kind)
     if decoder is None:

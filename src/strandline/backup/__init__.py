@@ -1,4 +1,4 @@
-"""Backups: copies of the stored batches and the metadata, taken from brokers that run.
+"""Backups: copies of the stored batches and the metadata, taken from running brokers.
 
-``take`` copies from brokers into a ``BackupDirectory``; ``restore`` makes data directories of it.
+``take`` copies from brokers into a ``BackupDirectory``; ``restore`` makes data directories from it.
 """

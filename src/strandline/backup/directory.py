@@ -1,8 +1,8 @@
 """The directory of a backup: its lock, its manifest, its files.
 
-Rules: a file is written under another name, synced and renamed, and never changed again, so hard
-links keep a backup. The manifest is replaced last; files that it does not name are removed then. So
-a backup that is interrupted leaves the one before as it was.
+Rules: a file is written under another name, synced and renamed, and never changed again. So a copy
+with hard links keeps a backup. The manifest is replaced last; then the files that it does not name
+are removed. So an interrupted backup leaves the one before intact.
 """
 
 import fcntl
@@ -42,12 +42,12 @@ READ_BYTES: Final = 4 << 20
 _NAMES: Final = frozenset(
     {MANIFEST_NAME, f"{MANIFEST_NAME}.new", LOCK_NAME, LOGS_NAME, "lost+found"}
 )
-"""What the directory may have; the last is a file system's own."""
+"""The names that the directory may have; the last one belongs to the file system."""
 Advance = Callable[[int], None]
 
 
 class BackupDirectory:
-    """A directory with a backup, or for the first one.
+    """A directory with a backup, or an empty one for the first backup.
 
     Args:
         path: the path of the directory.
@@ -60,12 +60,12 @@ class BackupDirectory:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Create the directory if it is missing, and hold its lock.
+        """Create the directory if missing, and hold its lock.
 
         Raises:
-            DataDirLockedError: another process writes a backup to it.
-            InvalidRequestError: it is not empty, and has no backup.
-            UnavailableError: it cannot be written to.
+            DataDirLockedError: another process is writing a backup into it.
+            InvalidRequestError: the directory is not empty, and has no backup.
+            UnavailableError: the directory cannot be written to.
         """
         try:
             make_private_directory(self.path)
@@ -94,8 +94,8 @@ class BackupDirectory:
         """Load the manifest; None if there is no backup.
 
         Raises:
-            CorruptBatchError: it is damaged.
-            InvalidRecordError: a later version wrote it.
+            CorruptBatchError: the manifest is damaged.
+            InvalidRecordError: a later version wrote the manifest.
         """
         path = self.path / MANIFEST_NAME
         data = self.disk.read_bytes(path)
@@ -105,7 +105,7 @@ class BackupDirectory:
         """Replace the manifest, then remove the files that it does not name.
 
         Raises:
-            UnavailableError: it cannot be written; the backup before is as it was.
+            UnavailableError: the manifest cannot be written; the backup before is intact.
         """
         self.disk.write_atomically(self.path / MANIFEST_NAME, encode_manifest(manifest))
         kept = manifest.files
@@ -129,7 +129,7 @@ class BackupDirectory:
         return FileWriter(self, log_id, start, number=number)
 
     def has(self, file: BackupFile, *, verify: bool) -> bool:
-        """Whether a file exists with its size, and with its checksum if that is to be verified."""
+        """Whether a file exists with the right size and, if ``verify``, the right checksum."""
         try:
             if verify:
                 self.verify_file(file)
@@ -145,10 +145,10 @@ class BackupDirectory:
         return [name for name, parts in parsed.items() if parts and parts[2] == number]
 
     def look_at(self, name: str) -> tuple[BackupFile, BatchHeader]:
-        """Read a file that no manifest names; return it and the header of its last batch.
+        """Describe a file that no manifest names; return also the header of its last batch.
 
         Raises:
-            CorruptBatchError: it does not hold what its name says.
+            CorruptBatchError: the file does not hold what its name says.
         """
         parsed = parse_file_name(name)
         assert parsed is not None, "one of ours"
@@ -164,7 +164,7 @@ class BackupDirectory:
         return file, last
 
     def batches(self, name: str) -> Iterator[tuple[memoryview, BatchHeader]]:
-        """Yield the whole batches of a file piece by piece, with the header of each one's last.
+        """Yield the whole batches of a file piece by piece; with each piece its last header.
 
         Raises:
             CorruptBatchError: a batch is corrupt.
@@ -180,7 +180,7 @@ class BackupDirectory:
                 if run.last < 0:
                     if position + len(piece) >= size:
                         raise damaged(path, f"no intact batch at byte {position}")
-                    wanted *= 2  # a batch is longer than this
+                    wanted *= 2  # a batch is longer than the piece
                     continue
                 yield piece[: run.end], read_header(piece, run.last)
                 position, wanted = position + run.end, READ_BYTES
@@ -188,23 +188,23 @@ class BackupDirectory:
             self.disk.close(fd)
 
     def verify(self, manifest: BackupManifest, advance: Advance = lambda _: None) -> None:
-        """Read every file and compare its checksum.
+        """Read every file, and compare its checksum.
 
         Args:
-            manifest: which files there are.
+            manifest: names the files.
             advance: called with the number of bytes read since its last call.
 
         Raises:
-            CorruptBatchError: a file is missing or damaged; the message names the first.
+            CorruptBatchError: a file is missing or damaged; the message names the first such file.
         """
         for file in manifest.files.values():
             self.verify_file(file, advance)
 
     def verify_file(self, file: BackupFile, advance: Advance = lambda _: None) -> None:
-        """Read a file and compare its checksum.
+        """Read a file, and compare its checksum.
 
         Raises:
-            CorruptBatchError: it is missing or damaged.
+            CorruptBatchError: the file is missing or damaged.
         """
         path = self.path / file.name
         if not path.exists():
@@ -251,17 +251,17 @@ class FileWriter:
         """Append batches.
 
         Raises:
-            UnavailableError: they cannot be written.
+            UnavailableError: the batches cannot be written.
         """
         self._disk.pwrite(self._fd, batches, self.size)
         self._digest.update(batches)
         self.size += len(batches)
 
     def finish(self, end: int) -> BackupFile:
-        """Make the file durable under its name, which has the offset after its last record.
+        """Make the file durable under its final name, with ``end``, the offset after its records.
 
         Raises:
-            UnavailableError: it cannot be written.
+            UnavailableError: the file cannot be written.
         """
         self._disk.sync_fresh(self._fd)
         self.close()

@@ -1,7 +1,7 @@
-"""The manifest of a backup: its moment, its metadata, and its files with their checksums.
+"""The manifest of a backup: its time, its metadata, and its files with their checksums.
 
 Rules: a backup is what its manifest names; other files in the directory do not belong to it. The
-manifest begins with the CRC-32C of the rest, in eight hexadecimal digits and a line end.
+manifest begins with the CRC-32C of the rest, in eight hexadecimal digits, and a line end.
 """
 
 import re
@@ -17,7 +17,7 @@ from strandline.errors import UNDECODABLE, CorruptBatchError, InvalidRecordError
 MANIFEST_NAME: Final = "manifest.json"
 MANIFEST_VERSION: Final = 1
 _FILE_NAME: Final = re.compile(r"logs/[0-9]{8,}/([0-9]{20})-([0-9]{20})\.([0-9]{6})\.log")
-"""First offset, end offset, and the number of the backup that copied it."""
+"""The first offset, the end offset, and the number of the backup that copied the file."""
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -25,30 +25,30 @@ class BackupFile(msgspec.Struct, frozen=True, kw_only=True):
     """Consecutive batches of one partition, as they are stored."""
 
     name: str
-    """Path in the backup's directory."""
+    """The path in the backup's directory."""
     start: _Count
     """The first offset."""
     end: _Count
-    """The offset after the last."""
+    """The offset after the last record."""
     size: _Count
     sha256: str
 
 
 class PartitionBackup(msgspec.Struct, frozen=True, kw_only=True):
-    """The copy of one partition, half-open."""
+    """The copy of one partition; ``end`` is exclusive."""
 
     stream: str
     partition: _Count
     log_id: _Count
     created_ns: int
-    """When the stream was created; with the log id it identifies the log."""
+    """When the stream was created; this and the log id identify the log."""
     log_start_offset: _Count
-    """Records before it were deleted; the first file may still have some."""
+    """The records before it were deleted; the first file may still have some of them."""
     end: _Count
     last_crc: int = 0
-    """The checksum in the header of the last batch, by which the next backup knows the log."""
+    """The checksum in the header of the last batch; the next backup compares it with the log."""
     leader_epoch: int = 0
-    """Of the last batch."""
+    """The leader epoch of the last batch."""
     files: tuple[BackupFile, ...] = ()
 
     @property
@@ -58,24 +58,24 @@ class PartitionBackup(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def size(self) -> int:
-        """Bytes of its files."""
+        """The bytes of its files."""
         return sum(each.size for each in self.files)
 
 
 class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """A backup."""
+    """The manifest of a backup."""
 
     version: int = MANIFEST_VERSION
     number: _Count
-    """Counts the backups into this directory, from 1."""
+    """The number of this backup into the directory, from 1."""
     cluster: str
     """The cluster's name; empty for a single broker."""
     strandline: str
     """The version that took the backup."""
     started_ns: int
-    """Everything committed before it is in the backup."""
+    """Everything committed before this time is in the backup."""
     finished_ns: int
-    """Nothing stored after it is."""
+    """Nothing stored after this time is in the backup."""
     metadata: msgspec.Raw
     """The metadata image."""
     partitions: tuple[PartitionBackup, ...]
@@ -91,22 +91,22 @@ class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """The bytes of all files."""
         return sum(each.size for each in self.partitions)
 
     @property
     def files(self) -> dict[str, BackupFile]:
-        """All files by name."""
+        """All files, by name."""
         return {file.name: file for each in self.partitions for file in each.files}
 
 
 def file_name(log_id: int, start: int, end: int, *, number: int) -> str:
-    """Return the name of a file; the number of its backup keeps it from replacing another one."""
+    """Return the name of a file; with the backup's number in it, no file replaces another."""
     return f"logs/{log_id:08d}/{start:020d}-{end:020d}.{number:06d}.log"
 
 
 def parse_file_name(name: str) -> tuple[int, int, int] | None:
-    """Return first offset, end offset and backup number of a file; None if it is none of ours."""
+    """Return first offset, end offset and backup number; None if it is no file of a backup."""
     found = _FILE_NAME.fullmatch(name)
     return None if found is None else (int(found[1]), int(found[2]), int(found[3]))
 
@@ -121,12 +121,12 @@ def decode_manifest(data: bytes, *, file: str) -> BackupManifest:
     """Decode a manifest.
 
     Args:
-        data: its bytes.
-        file: its path, for messages.
+        data: the bytes of the manifest.
+        file: the path of the manifest, for messages.
 
     Raises:
-        CorruptBatchError: it is corrupt, or names files that cannot be.
-        InvalidRecordError: a later version wrote it.
+        CorruptBatchError: the manifest is corrupt, or names impossible files.
+        InvalidRecordError: a later version wrote the manifest.
     """
     crc, _, body = data.rstrip(b"\n").partition(b"\n")
     if not data.strip():
@@ -151,7 +151,7 @@ def decode_manifest(data: bytes, *, file: str) -> BackupManifest:
 def damaged(
     file: object, why: str, *, remedy: str = "take a new backup into an empty directory"
 ) -> CorruptBatchError:
-    """Return the error of a file of a backup that cannot be used."""
+    """Return the error for a file of a backup that cannot be used."""
     return CorruptBatchError(
         f"{file} is damaged: {why}; {remedy}, take the file from another copy of the backup, or "
         "use another backup"

@@ -1,14 +1,14 @@
 """Makes the data directory of a new broker from a backup.
 
 Rules: the directory is empty, or has what an interrupted restore left. Every file that is needed is
-verified before anything is written. A file marks the directory until all is written: a broker does
-not start with it, and the next restore starts over. Batches are written as they were stored, so
-records keep their offsets, times, producers and encryption, and log ids stay, since transactions
-name them.
+verified before anything is written. A file marks the directory until all is written: with it a
+broker does not start, and the next restore starts over. Batches are written as they were stored, so
+records keep their offsets, times, producers and encryption. Log ids stay the same, since
+transactions name them.
 
-Each broker of a new cluster restores the same backup: all get the same metadata, as a snapshot of
-the quorum's log. It names their directories, so the cluster rejects a broker that did not restore,
-or restored another backup.
+Each broker of a new cluster restores the same backup. All get the same metadata, as a snapshot of
+the quorum's log. The metadata names the brokers' directories, so the cluster rejects a broker that
+did not restore, or restored another backup.
 """
 
 import hashlib
@@ -45,20 +45,20 @@ from strandline.storage.reserve import Reserve
 from strandline.types import BrokerId, LeaderEpoch, LogId, Offset
 
 _INDEX, _TERM = Index(1), Term(1)
-"""Of the entry that the restored metadata stands for."""
+"""The index and term of the entry that the restored metadata stands for."""
 _FOREIGN: Final = frozenset({LOCK_NAME, "lost+found"})
-"""Names that an empty directory may have."""
+"""The names that an empty directory may have."""
 
 
 class RestoreResult(NamedTuple):
     """The result of a restore.
 
     Attributes:
-        manifest: of the backup.
+        manifest: the manifest of the backup.
         data_dir: the new data directory.
-        partitions: that are in it.
-        size: bytes of their batches.
-        changed: streams with another number of replicas than in the backup.
+        partitions: the number of partitions in the directory.
+        size: the bytes of their batches.
+        changed: the streams with another number of replicas than in the backup.
     """
 
     manifest: BackupManifest
@@ -72,9 +72,9 @@ def load_backup(directory: BackupDirectory) -> BackupManifest:
     """Return the manifest of a backup.
 
     Raises:
-        InvalidRequestError: there is none.
-        CorruptBatchError: it is damaged.
-        InvalidRecordError: a later version wrote it.
+        InvalidRequestError: there is no backup.
+        CorruptBatchError: the manifest is damaged.
+        InvalidRecordError: a later version wrote the manifest.
     """
     manifest = directory.load()
     if manifest is None:
@@ -96,14 +96,14 @@ def restore_backup(
 
     Args:
         directory: the directory of the backup.
-        config: settings of the new broker: its data directory, and its cluster if it has one.
-        replicas: the replicas of each stream; None: as in the backup, as far as there are brokers.
+        config: the settings of the new broker: its data directory, and its cluster if it has one.
+        replicas: the replicas of each stream; None: as in the backup, if there are enough brokers.
         advance: called with the number of bytes done since its last call; each byte counts twice,
-            once verified and once written.
+            once when it is verified and once when it is written.
 
     Raises:
         InvalidRequestError: there is no backup, or the data directory is not empty.
-        InvalidConfigError: a stream cannot be on such a broker, or the replicas have no place.
+        InvalidConfigError: a stream is not possible on such a broker, or there are too few brokers.
         CorruptBatchError: the backup is damaged; nothing was written.
         DataDirLockedError: a broker uses the data directory.
         UnavailableError: a file cannot be read or written.
@@ -112,7 +112,7 @@ def restore_backup(
     data_dir, disk = Path(config.data_dir), directory.disk
     if directory.path.resolve() in data_dir.resolve().parents:
         raise InvalidRequestError(f"{data_dir} is in the backup's directory; choose another one")
-    _left_by_restore(data_dir)  # before the lock, which is a file in the directory
+    _left_by_restore(data_dir)  # checked before the lock, which is a file in the directory
     image = restored_image(manifest, config.cluster, replicas=replicas)
     copies = list(_copies_here(manifest, image, config.cluster))
     for copy, _ in copies:
@@ -130,7 +130,7 @@ def restore_backup(
             store.image = image
             store.rewrite()
         disk.unlink(data_dir / RESTORING_NAME)
-        disk.sync_directory(data_dir)  # were it back after a crash, a restore would start over
+        disk.sync_directory(data_dir)  # if the mark came back after a crash, no broker would start
     finally:
         lock.release()
     before = manifest.image.streams
@@ -144,11 +144,11 @@ def restore_backup(
 
 
 def _left_by_restore(data_dir: Path) -> list[Path]:
-    """Return what an interrupted restore has left; nothing if the directory is empty or missing.
+    """Return the paths that an interrupted restore has left; empty if there are none.
 
     Raises:
-        InvalidRequestError: it has other files.
-        UnavailableError: it cannot be read.
+        InvalidRequestError: the directory has other files.
+        UnavailableError: the directory cannot be read.
     """
     try:
         paths = [path for path in data_dir.iterdir() if path.name not in _FOREIGN]
@@ -168,10 +168,10 @@ def _left_by_restore(data_dir: Path) -> list[Path]:
 
 
 def _prepare(data_dir: Path, disk: Disk) -> None:
-    """Empty the directory of what an interrupted restore left, and mark it as being restored.
+    """Remove what an interrupted restore left, and mark the directory as being restored.
 
     Raises:
-        InvalidRequestError: it has other files.
+        InvalidRequestError: the directory has other files.
     """
     for path in _left_by_restore(data_dir):
         if path.is_dir():
@@ -191,11 +191,11 @@ def restored_image(
 
     Args:
         manifest: the manifest of the backup.
-        cluster: the cluster's settings, or those of a broker alone.
-        replicas: the replicas of each stream; None: as in the backup, as far as there are brokers.
+        cluster: the cluster's settings; those of a broker without a cluster have it off.
+        replicas: the replicas of each stream; None: as in the backup, if there are enough brokers.
 
     Raises:
-        InvalidConfigError: a stream cannot be on such brokers.
+        InvalidConfigError: a stream is not possible on such brokers.
         CorruptBatchError: the backup lacks a partition.
     """
     brokers = _new_brokers(manifest, cluster) if cluster.is_on else {}
@@ -211,7 +211,7 @@ def restored_image(
     copies = {(each.stream, each.partition): each for each in manifest.partitions}
     for name, stream in manifest.image.streams.items():
         settings = _settings(stream.config, count, replicas, is_cluster=cluster.is_on)
-        # New brokers are out of service until they register; those of the backup are placed now.
+        # New brokers are out of service until they register, but partitions are placed on them now.
         open_image = msgspec.structs.replace(image, brokers=_in_service(brokers))
         placed = place(open_image, partitions=len(stream.partitions), replicas=settings.replicas)
         partitions = []
@@ -230,7 +230,7 @@ def _partition(
 ) -> PartitionImage:
     return PartitionImage(
         log_id=part.log_id,
-        # Epochs of a log never go back.
+        # The epochs in a log must not go back.
         leader_epoch=LeaderEpoch(max(part.leader_epoch, copy.leader_epoch)),
         replicas=replicas,
         isr=tuple(sorted(replicas)),
@@ -241,10 +241,10 @@ def _partition(
 def _settings(
     config: StreamConfig, brokers: int, replicas: int | None, *, is_cluster: bool
 ) -> StreamConfig:
-    """Return a stream's settings on this many brokers.
+    """Return a stream's settings on so many brokers.
 
     Raises:
-        InvalidConfigError: it cannot be there.
+        InvalidConfigError: the stream is not possible on them.
     """
     wanted = config.replicas if replicas is None else replicas
     if is_internal(config.name):
@@ -274,7 +274,7 @@ def _in_service(brokers: Mapping[BrokerId, BrokerImage]) -> dict[BrokerId, Broke
 
 
 def _directory_id(manifest: BackupManifest, cluster: ClusterConfig, broker: int) -> str:
-    """Return the id of one broker's restored directory; every broker computes the same one."""
+    """Return the id of a broker's restored directory; every broker computes the same ids."""
     of = f"{manifest.started_ns} {manifest.finished_ns} {cluster.name} {broker}"
     return hashlib.sha256(of.encode()).hexdigest()[:16]
 
@@ -282,7 +282,7 @@ def _directory_id(manifest: BackupManifest, cluster: ClusterConfig, broker: int)
 def _write_quorum(
     manifest: BackupManifest, image: MetadataImage, config: BrokerConfig, *, disk: Disk
 ) -> None:
-    """Write a cluster broker's metadata: high watermarks, the quorum's state, its identity."""
+    """Write the metadata of a cluster's broker: high watermarks, quorum state, identity."""
     data_dir, cluster = Path(config.data_dir), config.cluster
     ends = {LogId(each.log_id): Offset(each.end) for each in manifest.partitions}
     save_watermarks(data_dir, ends, disk=disk)
@@ -314,7 +314,7 @@ def _write_quorum(
 def _copies_here(
     manifest: BackupManifest, image: MetadataImage, cluster: ClusterConfig
 ) -> Iterator[tuple[PartitionBackup, StreamImage]]:
-    """Yield the partitions that belong on this broker."""
+    """Yield the partitions that have a replica on this broker."""
     for copy in manifest.partitions:
         stream = image.streams.get(copy.stream)
         if stream is None or copy.partition >= len(stream.partitions):
@@ -334,7 +334,7 @@ def _write_log(
     """Write the batches of a partition to a new log.
 
     Raises:
-        CorruptBatchError: a file changed since it was verified.
+        CorruptBatchError: a file has changed since it was verified.
         UnavailableError: the log cannot be written.
     """
     plan = log_plan(data_dir, LogId(copy.log_id), config)

@@ -1,16 +1,16 @@
-"""Takes a backup from brokers that run, copying only what the backup before does not have.
+"""Takes a backup from running brokers; copies only what the backup before does not have.
 
-The moment that it represents, in this order:
-1. the streams are those of the metadata at the start, without those deleted while it is taken;
+The state in the backup is determined in this order:
+1. its streams are those of the metadata at the start, without those deleted during the backup;
 2. internal streams are copied before the others, so that no committed offset, consumer or decided
    transaction is ahead of the records that it is about;
-3. the other partitions are copied up to where their leaders' logs ended after that;
-4. the next free ids are those of the metadata at the end, so that none of a copied record is used
+3. the other partitions are copied up to the ends that their leaders' logs had after that;
+4. the next free ids are those of the metadata at the end, so that no id in a copied record is used
    again.
 
 Rules: a partition is copied from its leader. Files of the backup before are kept if the leader's
-log still has the batch at which they end. A compacted log is copied whole when it has grown, since
-a tombstone that compaction removed is needed to delete a record of an older file.
+log still has the batch at which they end. A compacted log that has grown is copied whole:
+compaction may have removed a tombstone that deletes a record in an older file.
 """
 
 import time
@@ -39,14 +39,14 @@ from strandline.storage.scan import OFFSET_MAX, scan
 from strandline.version import __version__
 
 FILE_BYTES: Final = 256 << 20
-"""About the size at which a file ends; an interrupted backup goes on after the last one."""
+"""A file ends at about this size; an interrupted backup continues after its last file."""
 COMMIT_WAIT_S: Final = 10.0
-"""How long to wait until what a leader had at the start is committed."""
+"""How long to wait until the records that a leader had at the start are committed."""
 REPAIR_WAIT_S: Final = 10.0
 """How long to wait until a leader has repaired a corrupt batch."""
 RETRY_S: Final = 0.1
 MOVES_MAX: Final = 3
-"""How often a partition is copied again because its first records were deleted meanwhile."""
+"""How often a partition is copied again because its first records were deleted during a copy."""
 
 
 class BackupProgress(NamedTuple):
@@ -60,11 +60,11 @@ class BackupResult(NamedTuple):
     """The result of a backup.
 
     Attributes:
-        manifest: of the backup.
-        copied_bytes: bytes that the backup before did not have.
-        copied_files: files that it did not have.
-        uncommitted: partitions whose last records at the start were not committed in time.
-        left_out: streams that were deleted meanwhile, perhaps created again.
+        manifest: the manifest of the backup.
+        copied_bytes: the bytes that the backup before did not have.
+        copied_files: the number of files that the backup before did not have.
+        uncommitted: partitions whose last records were not committed in time, and are left out.
+        left_out: streams that were deleted during the backup, perhaps created again.
         damaged: files of the backup before that were missing or damaged, and are no longer used.
     """
 
@@ -83,19 +83,19 @@ T = TypeVar("T")
 def take_backup(
     brokers: ClusterClient, directory: BackupDirectory, report: Report, *, verify: bool = False
 ) -> BackupResult:
-    """Take a backup into a directory whose lock is held.
+    """Take a backup into a directory whose lock the caller holds.
 
     Args:
-        brokers: the cluster, or the only broker.
-        directory: for the backup, with the one before or empty.
+        brokers: the brokers of the cluster, or the single broker.
+        directory: the directory, which has the backup before or is empty.
         report: called with the progress.
-        verify: whether the files that are kept are read and compared with their checksums; else
-            only their sizes are.
+        verify: read the files that are kept and compare their checksums; otherwise only their sizes
+            are compared.
 
     Raises:
         InvalidRequestError: the directory has a backup of other streams.
         CorruptBatchError: a batch, or the manifest of the backup before, is corrupt.
-        StrandlineError: a broker does not answer, or does not allow it.
+        StrandlineError: a broker does not answer, or does not allow the backup.
     """
     started_ns = time.time_ns()
     before = directory.load()
@@ -144,10 +144,10 @@ def take_backup(
 def _check_same(
     before: BackupManifest, cluster: str, image: MetadataImage, *, directory: BackupDirectory
 ) -> None:
-    """Reject to replace a backup of something else, such as by that of a new, empty broker.
+    """Reject a backup that would replace that of other data, such as by a new, empty broker.
 
     Raises:
-        InvalidRequestError: it is of another cluster, or has none of the streams of the backup.
+        InvalidRequestError: the cluster is another, or has none of the streams in the backup.
     """
     known = {(each.log_id, each.created_ns) for each in before.partitions}
     present = {(part.log_id, s.created_ns) for s in image.streams.values() for part in s.partitions}
@@ -162,9 +162,9 @@ def _check_same(
 
 
 def _with_later(image: MetadataImage, last: MetadataImage) -> MetadataImage:
-    """Return the image with the next free ids of a later one, and its schemas.
+    """Return the image with the next free ids and the schemas of a later one.
 
-    Records that were copied meanwhile may need these.
+    Records that were copied in between may need these.
     """
     streams = {
         name: msgspec.structs.replace(stream, schema=last.streams[name].schema)
@@ -184,11 +184,11 @@ def _with_later(image: MetadataImage, last: MetadataImage) -> MetadataImage:
 
 
 class _LogMovedError(Exception):
-    """Records that the copy needs were deleted meanwhile."""
+    """Records that the copy needs were deleted during the copy."""
 
 
 class _KeptFiles(NamedTuple):
-    """Files that are kept, and the header of their last batch, as far as it is known."""
+    """The files that are kept, and the header of their last batch, as far as it is known."""
 
     files: tuple[BackupFile, ...] = ()
     last_crc: int = 0
@@ -219,7 +219,7 @@ class _Copier:
         known = () if before is None else before.partitions
         self._before = {(each.log_id, each.created_ns): each for each in known}
         self._image = image
-        """The newest that is known."""
+        """The newest known metadata."""
         self._report = report
         self._verify = verify
         self.partitions_left = 0
@@ -230,16 +230,17 @@ class _Copier:
         self.damaged: list[str] = []
 
     def unless_gone(self, stream: StreamImage, step: Callable[[StreamImage], T]) -> T | None:
-        """Return the result of a step of a stream's copy; None if the stream was deleted meanwhile.
+        """Return the result of a step of a copy; None if the stream was deleted meanwhile.
 
         Raises:
-            StrandlineError: the step's error, if the stream exists.
+            StrandlineError: the error of the step, if the stream still exists.
         """
         try:
             if self._exists(stream):
                 return step(stream)
         except StrandlineError:
-            # Files that are deleted under a reader cause various errors; the metadata decides.
+            # A read of files that are being deleted fails in various ways; the metadata shows the
+            # reason.
             [now] = self._brokers.ask(METADATA_SNAPSHOT, None)
             self._image = decode_json(now.image)
             if self._exists(stream):
@@ -372,7 +373,7 @@ class _Copier:
         return _KeptFiles()
 
     def _with_unfinished(self, log: "_LeaderLog", kept: _KeptFiles) -> _KeptFiles:
-        """Add the intact files of an interrupted backup that continue those that are kept."""
+        """Add the intact files of an interrupted backup that continue the kept ones."""
         for name in self._directory.unfinished(log.log_id, number=self._number):
             try:
                 file, last = self._directory.look_at(name)
@@ -385,7 +386,7 @@ class _Copier:
 
 
 class _Batches(NamedTuple):
-    """Whole batches, the header of the last, and the offset after it."""
+    """Whole batches, the header of the last one, and the offset after it."""
 
     batches: bytes
     last: BatchHeader
@@ -393,7 +394,7 @@ class _Batches(NamedTuple):
 
 
 class _LeaderLog:
-    """A partition's log, read from its leader."""
+    """The log of a partition, read from its leader."""
 
     def __init__(self, brokers: ClusterClient, stream: StreamImage, partition: int) -> None:
         self._brokers = brokers
@@ -401,7 +402,7 @@ class _LeaderLog:
         self.partition = partition
         self.log_id = stream.partitions[partition].log_id
         self.log_end_offset = 0
-        """At the last read."""
+        """The log end offset at the last read."""
 
     @property
     def label(self) -> str:
@@ -409,10 +410,10 @@ class _LeaderLog:
         return f"{self._stream}/{self.partition}"
 
     def read(self, offset: int, *, bytes_max: int = 4 << 20) -> LogBatches:
-        """Read batches from an offset on; wait a moment for the repair of a corrupt one.
+        """Read batches from an offset on; wait a while for the repair of a corrupt batch.
 
         Raises:
-            CorruptBatchError: the batch is corrupt.
+            CorruptBatchError: the batch is still corrupt.
             StrandlineError: the leader does not answer.
         """
         deadline_s = time.monotonic() + REPAIR_WAIT_S * self._brokers.is_cluster
@@ -441,7 +442,7 @@ class _LeaderLog:
                 return found
 
     def next_batches(self, position: int) -> _Batches | None:
-        """Return the next committed batches; None if nothing more is committed in time.
+        """Return the next committed batches; None if no more are committed in time.
 
         Raises:
             CorruptBatchError: a batch is corrupt.
@@ -454,13 +455,13 @@ class _LeaderLog:
                 raise _LogMovedError
             if found.batches:
                 return _checked(found.batches, self.label)
-            # A new leader may end before ``end``: what it lacks was never committed.
+            # A new leader's log may end before ``end``: the records it lacks were never committed.
             if found.log_end_offset <= position or time.monotonic() >= deadline_s:
                 return None
             time.sleep(RETRY_S)
 
     def has_batch(self, end: int, crc: int) -> bool:
-        """Whether the log has the batch with a checksum, which ends at an offset."""
+        """Whether the log has the batch with this checksum that ends at this offset."""
         found = self.read(end - 1, bytes_max=1)
         if not found.batches or found.log_start_offset >= end:
             return False
@@ -469,10 +470,10 @@ class _LeaderLog:
 
 
 def _checked(batches: bytes, label: str) -> _Batches:
-    """Check batches that were received.
+    """Check batches that were received from a leader.
 
     Raises:
-        CorruptBatchError: one is corrupt.
+        CorruptBatchError: a batch is corrupt.
     """
     run = scan(memoryview(batches), 0, len(batches), below=OFFSET_MAX)
     if run.end != len(batches):

@@ -1,4 +1,4 @@
-"""The shell around the cores: one event loop owns group commit, journal and partitions.
+"""The broker: an event loop that owns group commit, journal and partitions, and runs the cores.
 
 Front ends pass records to partitions and receive the outcome through an ack sink. Nothing here
 knows NATS, Flight or HTTP.

@@ -1,11 +1,11 @@
 """Authorization of requests by the metadata's current policy, for the servers.
 
 Rules: safe on any thread, since a check reads one immutable image. With ``auth.enabled`` off
-everything is allowed, at the cost of one flag. Nothing is cached between checks, so a revocation
-also ends requests in progress. A fenced broker may lack rules: its denial is reported as
+everything is allowed, and a check only tests that flag. Nothing is cached between checks, so a
+revocation also ends requests in progress. A fenced broker may lack rules: its denial is reported as
 ``UnavailableError``, so that the client asks another broker. An isolated broker may not know of a
 revocation: it uses rules and tokens of the metadata only while it has a lease, and afterwards only
-its own settings.
+the administrators of its own settings.
 """
 
 from collections.abc import Callable
@@ -90,20 +90,20 @@ class Access:
         return {name: len(stream.partitions) for name, stream in streams}
 
     def identify(self, shown: ClientCredentials) -> "Caller":
-        """Authenticate credentials and return the principal.
+        """Authenticate credentials and return the caller.
 
         Raises:
             UnauthenticatedError: the credentials are unknown.
-            UnavailableError: as ``judged``.
+            UnavailableError: as for ``ask_policy``.
         """
         if not self.is_on:
             return Caller(self, Identity(ANONYMOUS))
-        identity = self.judged(lambda policy, now_ns: policy.identify(shown, now_ns))
+        identity = self.ask_policy(lambda policy, now_ns: policy.identify(shown, now_ns))
         self.check_lease(identity)
         return Caller(self, identity)
 
     def is_leased(self, identity: Identity) -> bool:
-        """Whether a decision from the metadata may be used for this principal now."""
+        """Whether this principal may be admitted by the metadata's rules and tokens now."""
         is_own = identity.token_id is None and self._settings.is_admin(identity.principal)
         return is_own or self._broker_id == ALONE or self._broker.has_lease
 
@@ -120,12 +120,12 @@ class Access:
             )
 
     def check_producer(self, principal: Principal, producer_id: int) -> None:
-        """Reject a producer id that was allocated to another principal.
+        """Reject a producer id that was allocated to another principal, or to nobody.
 
         Raises:
-            NotAllowedError: it belongs to another principal.
-            UnavailableError: it may have been allocated to this principal so recently that it is
-                not known here yet; or as ``judged``.
+            NotAllowedError: the id belongs to another principal.
+            UnavailableError: the id may be allocated to this principal since a moment, so that this
+                broker does not know it yet; or as for ``ask_policy``.
         """
         owners, number = self._broker.image.producer_owners, owner_of(producer_id)
         if number == owners.get(principal.name, -1):
@@ -134,14 +134,14 @@ class Access:
             raise UnavailableError(
                 f"the owner of producer id {producer_id} is not known to this broker yet; retry"
             )
-        self.judged(lambda *_: _reject_producer(principal, producer_id))
+        self.ask_policy(lambda *_: _reject_producer(principal, producer_id))
 
-    def judged(self, decide: Callable[[Policy, int], T]) -> T:
-        """Return the current policy's decision.
+    def ask_policy(self, decide: Callable[[Policy, int], T]) -> T:
+        """Return what ``decide`` returns for the current policy and time.
 
         Raises:
-            UnavailableError: it denies, but this broker may not know the newest rules.
-            UnauthenticatedError, NotAllowedError: it denies.
+            UnavailableError: the policy denies, but this broker may not know the newest rules.
+            UnauthenticatedError, NotAllowedError: the policy denies.
         """
         try:
             return decide(self.policy, self._broker.clock.now_ns())
@@ -197,7 +197,7 @@ class Caller:
         Raises:
             UnauthenticatedError: its token was revoked or has expired.
             NotAllowedError: no rule allows it.
-            UnavailableError: as ``Access.judged``.
+            UnavailableError: as for ``Access.ask_policy``.
         """
         if not self._is_on:
             return
@@ -207,14 +207,14 @@ class Caller:
             policy.check(self.principal, operations, resource)
 
         self._access.check_lease(self._identity)
-        self._access.judged(decide)
+        self._access.ask_policy(decide)
 
     def check_producer(self, producer_id: int) -> None:
-        """Reject a producer id that was allocated to another principal.
+        """Reject a producer id that was allocated to another principal, or to nobody.
 
         Raises:
-            NotAllowedError: it belongs to another principal.
-            UnavailableError: as ``Access.check_producer``.
+            NotAllowedError: the id belongs to another principal.
+            UnavailableError: as for ``Access.check_producer``.
         """
         if self._is_on:
             self._access.check_producer(self.principal, producer_id)
@@ -225,7 +225,7 @@ class Caller:
         Raises:
             UnauthenticatedError: its token was revoked or has expired.
             NotAllowedError: no rule names it.
-            UnavailableError: as ``Access.judged``.
+            UnavailableError: as for ``Access.ask_policy``.
         """
         if not self._is_on:
             return
@@ -235,7 +235,7 @@ class Caller:
             policy.check_known(self.principal)
 
         self._access.check_lease(self._identity)
-        self._access.judged(decide)
+        self._access.ask_policy(decide)
 
     def may(self, resource: Resource, *operations: Operation) -> bool:
         """Return whether the caller may do at least one of the operations."""
@@ -262,7 +262,8 @@ def read_secret(file: str, *, key: str) -> str:
     """Return the secret in a file, without surrounding white space.
 
     Raises:
-        InvalidConfigError: the file cannot be read or has no secret; it is not in the message.
+        InvalidConfigError: the file cannot be read, or holds no token of the right length; the
+            message does not show the secret.
     """
     try:
         with Path(file).open(encoding="utf-8") as opened:

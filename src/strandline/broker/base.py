@@ -1,7 +1,7 @@
 """The base of every broker: its parts, its logs on disk, and its listeners.
 
-Rules: opening is recovery, at the start and after a failure of the disk, by the same code. Must not
-know where the metadata comes from, nor how streams are created and deleted.
+Rules: the broker opens its files by recovery, both at the start and after a failure of the disk.
+Must not know where the metadata comes from, nor how streams are created and deleted.
 """
 
 import asyncio
@@ -54,9 +54,9 @@ logger = logging.getLogger(__name__)
 HEAL_INTERVAL_S = 1.0
 BIND_TIMEOUT_S = 5.0
 IDLE_INTERVAL_S = 10.0
-"""A segment that was not read for this long, or twice as long, is unmapped."""
+"""Seconds between two sweeps; a sweep unmaps the segments not read since the one before."""
 DESCRIPTORS_MIN = 32
-"""With fewer, connections are sometimes rejected, or a segment cannot be opened."""
+"""With fewer left the broker is not ready: connections or segments might fail to open."""
 T = TypeVar("T")
 
 
@@ -93,7 +93,7 @@ class BrokerBase(ABC):
         self.is_ready = False
         self._streams: dict[str, Stream] = {}
         self.routes = RouteTable()
-        """Routes from subjects to streams here; only ``_announce`` changes them."""
+        """The routes from subjects to this broker's streams; changed only by ``_announce``."""
         self._stream_callbacks: list[Callable[[Collection[str]], None]] = []
         self._bound_callbacks: list[Callable[[str], Awaitable[None]]] = []
         self._creation_checks: list[Callable[[StreamConfig], Awaitable[None]]] = []
@@ -102,8 +102,8 @@ class BrokerBase(ABC):
         self._tasks: set[asyncio.Task[None]] = set()
         self._admin = asyncio.Lock()
         self._opening_lock = asyncio.Lock()
-        """Held while a thread opens new logs: recovery must not open the same files meanwhile, and
-        the directory must not be released."""
+        """Held while a thread opens new logs, so that no recovery opens the same files, and no stop
+        releases the directory."""
         self._producer_ids: dict[str, range] = {}
         """Reserved and not yet allocated ids, by owner."""
         self._producer_lock = asyncio.Lock()
@@ -111,7 +111,7 @@ class BrokerBase(ABC):
     # Start and stop
 
     def _assemble(self) -> None:
-        """Create the parts; only the metadata is loaded."""
+        """Create the parts and load the metadata; the logs are opened later."""
         self.reclaimer = SpaceReclaimer()
         self._reserve = Reserve(self.data_dir, self.disk)
         check_restored(self.data_dir, disk=self.disk)
@@ -160,7 +160,7 @@ class BrokerBase(ABC):
             await asyncio.to_thread(MAPPED_SEGMENTS.sweep)
 
     async def quiesce(self) -> None:
-        """Wait until no group commit is in progress and none is waiting."""
+        """Wait until no record is pending and no group commit is in progress."""
         # Polls, to keep bookkeeping out of the hot path.
         while self.admission.held or not self.committer.is_idle:  # noqa: ASYNC110  see above
             await asyncio.sleep(0.001)
@@ -205,7 +205,7 @@ class BrokerBase(ABC):
     # Streams
 
     def streams(self, names: Iterable[str] | None = None) -> list[Stream]:
-        """Return streams in the order of their names: all, or those of the given that exist."""
+        """Return the streams sorted by name: all, or those in ``names`` that exist."""
         streams = self._streams
         there = streams if names is None else [name for name in names if name in streams]
         return [streams[name] for name in sorted(there)]
@@ -221,7 +221,8 @@ class BrokerBase(ABC):
         Raises:
             UnknownStreamError: no such stream; unless access is checked, the message lists the
                 existing ones.
-            UnavailableError: this broker does not know yet whether it exists.
+            UnavailableError: this broker does not know whether the stream exists, or has not opened
+                it.
         """
         try:
             return self._streams[name]
@@ -235,46 +236,47 @@ class BrokerBase(ABC):
 
     @property
     def metadata_error(self) -> UnavailableError | None:
-        """Why this broker cannot tell which streams there are and who leads; None: it can."""
+        """Why this broker does not know which streams exist and who leads them, or None."""
         return None
 
     def check_metadata(self) -> None:
-        """Refuse what only the newest metadata can tell, such as that there is no stream.
+        """Check that this broker knows which streams exist and who leads them.
 
         Any thread.
 
         Raises:
-            UnavailableError: this broker does not know which streams there are, or who leads.
+            UnavailableError: it does not; the message has the reason.
         """
         if (error := self.metadata_error) is not None:
             raise error
 
     def copy_of(self, name: str) -> Stream:
-        """Return the stream as it is on this broker's disk; not on the loop's thread.
+        """Return the stream with its records on this broker's disk; not on the loop's thread.
 
         Raises:
-            UnknownStreamError, UnavailableError: as ``stream``.
+            UnknownStreamError, UnavailableError: as for ``stream``.
         """
         return self.stream(name)
 
     def partitions(self) -> list[Partition]:
-        """Yield every partition of every stream."""
+        """Return every partition of every stream."""
         return [partition for stream in self.streams() for partition in stream.partitions]
 
     # Front ends
 
     def on_streams_changed(self, callback: Callable[[Collection[str]], None]) -> None:
-        """Register a callback on the loop, with the names of created or deleted streams."""
+        """Register a callback that gets the names of created, changed or deleted streams; loop."""
         self._stream_callbacks.append(callback)
 
     def on_image(self, callback: Callable[[], None]) -> None:
-        """Register a callback on the loop after every change of the metadata."""
+        """Register a callback for every change of the metadata; called on the loop."""
         self._image_callbacks.append(callback)
 
     def on_leading(self, callback: Callable[[Collection[str]], None]) -> None:
-        """Call back, on the loop, with the streams of which this broker begins to lead a partition.
+        """Register a callback that gets the streams of which this broker now leads a new partition.
 
-        Not with those that it leads already, or that it creates alone.
+        Called on the loop. Streams that this broker leads from the start, or creates alone, are
+        left out.
         """
         self._leading_callbacks.append(callback)
 
@@ -283,7 +285,7 @@ class BrokerBase(ABC):
         self._bound_callbacks.append(callback)
 
     def on_creating_stream(self, check: Callable[[StreamConfig], Awaitable[None]]) -> None:
-        """Register a check that is awaited before a creation; an error it raises rejects that."""
+        """Register a check awaited before a stream is created; an error rejects the creation."""
         self._creation_checks.append(check)
 
     async def _check_creation(self, config: StreamConfig) -> None:
@@ -291,15 +293,15 @@ class BrokerBase(ABC):
             await check(config)
 
     def reads(self, ack_sink: AckSink) -> None:
-        """The loop itself reads what publishers send over a connection; loop thread."""
+        """Note that the loop's thread reads the publishes of this connection; loop thread."""
         self.committer.journal_sync.read_here.add(ack_sink)
 
     def on_answered(self, callback: Callable[[], None]) -> None:
-        """Call back, on the loop, when responders were told something, and after each turn."""
+        """Register a callback that sends queued acks; called on the loop when acks were queued."""
         self.committer.send_queue.add_answers(callback)
 
     def send_answers_soon(self) -> None:
-        """Let the front ends send what responders were told between turns; loop thread."""
+        """Schedule the sending of acks that were queued outside a group commit; loop thread."""
         self.committer.send_queue.deliver_soon()
 
     def call_soon(self, function: Callable[..., None], *args: object) -> None:
@@ -318,31 +320,31 @@ class BrokerBase(ABC):
         return self._image
 
     async def know_newest(self) -> None:
-        """Wait until everything that was decided before this call is known here.
+        """Wait until this broker knows everything that was decided before this call.
 
         Raises:
-            UnavailableError: in a cluster, the controller is not reached.
+            UnavailableError: in a cluster, the controller cannot be reached.
         """
-        return  # a broker alone decides by itself
+        return  # without a cluster this broker makes all decisions
 
     @property
     def is_controller(self) -> bool:
-        """Whether this broker is the controller."""
+        """Whether this broker is the cluster's controller."""
         return True
 
     @property
     def controller(self) -> BrokerId | None:
-        """The controller; None while there is none, and for a broker alone."""
+        """The controller; None while there is none, and without a cluster."""
         return None
 
     @property
     def flight_address(self) -> str:
-        """This broker's client address; empty for a broker alone."""
+        """This broker's client address; empty without a cluster."""
         return ""
 
     @property
     def flight_addresses(self) -> tuple[str, ...]:
-        """The client addresses of the cluster's brokers; empty for a broker alone."""
+        """The client addresses of the cluster's brokers; empty without a cluster."""
         return self._image.flight_addresses(sorted(self._image.brokers))
 
     @property
@@ -352,7 +354,7 @@ class BrokerBase(ABC):
 
     @property
     def metadata_index(self) -> int:
-        """The last metadata entry applied here; it only grows; 0 for a broker alone. Any thread."""
+        """The index of the last metadata entry applied here; only rises; 0 without a cluster."""
         return 0
 
     def _check_available(self) -> None:
@@ -360,7 +362,7 @@ class BrokerBase(ABC):
             raise self.admission.write_error
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
-        """Run a task until the stop; log a critical error if a bug ends it."""
+        """Run a task until the broker stops; log a critical error if a bug ends the task."""
 
         def ended(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
@@ -376,16 +378,17 @@ class BrokerBase(ABC):
             callback()
 
     def _announce(self, names: Collection[str]) -> None:
-        """Notify publishers and front ends of changed streams."""
+        """Update the routes, and notify front ends, of changed streams."""
         for name in names:
             self.routes.replace(name, self._streams.get(name))
         for callback in self._stream_callbacks:
             callback(names)
 
     async def _wait_until_bound(self, name: str) -> None:
-        """Wait until a publish right after the creation reaches the stream.
+        """Wait until the new stream receives what is published to its subjects.
 
-        A disconnected NATS server delays the creation for a limited time only; the subscription
+        Waits for a limited time only, in case a NATS server is disconnected; the subscription then
+        follows when the connection is back.
         follows when it is back.
         """
         try:
@@ -393,14 +396,16 @@ class BrokerBase(ABC):
                 for callback in self._bound_callbacks:
                     await callback(name)
         except TimeoutError:
-            logger.warning("stream %s waits for NATS to take its subscription", name)
+            logger.warning(
+                "stream %s: the NATS server has not confirmed its subscription yet", name
+            )
 
     def _count_streams(self) -> None:
         self.telemetry.streams = len(self._streams)
         self.telemetry.partitions = sum(len(s.partitions) for s in self._streams.values())
 
     def _recover_again(self) -> Recovered:
-        """Close all files and recover them; runs on a thread."""
+        """Close all files and recover them; on a thread."""
         self._close_storage()
         return self._recover()
 
@@ -451,15 +456,15 @@ class BrokerBase(ABC):
         self._storage = storage
 
     def _check_descriptors(self, what: str, more: int, *, under_way: int = 0) -> None:
-        """Check that a start could open so many partitions.
+        """Check that the limit of open files allows more partitions.
 
         Args:
             what: the reason for more partitions, for the message.
-            more: how many are added.
-            under_way: how many others are being opened.
+            more: the number of partitions to add.
+            under_way: the number of other partitions that are being opened.
 
         Raises:
-            InvalidConfigError: there are too many; the message has the limit.
+            InvalidConfigError: they are too many; the message has the limit.
         """
         shares = current_shares()
         room = max(0, shares.partitions - len(self._storage.logs) - under_way)
@@ -471,26 +476,26 @@ class BrokerBase(ABC):
             )
 
     def _keep(self, log_id: LogId, log: Log) -> None:
-        """Add a log that was created later."""
+        """Add the log of a new partition to the open logs."""
         log.reclaim_with(self.reclaimer.run)
         self._storage.keep(log_id, log)
 
     def _close_storage(self) -> None:
-        """Close all files; a journal that cannot be synced is closed without."""
+        """Close all files, even if the journal cannot be synced."""
         try:
             self._storage.journal.close()
         except LogPoisonedError as error:
-            logger.warning("closing the journal: %s", error)
+            logger.warning("the journal was closed without a sync: %s", error)
         for log in self._storage.logs.values():
             log.close()
 
     def _on_poisoned(self, error: StrandlineError) -> None:
-        """Try to reopen until the disk works again."""
+        """Start reopening the data directory, after a write or sync failed."""
         logger.error("storage failed, rejecting appends until it is reopened: %s", error)
         self._spawn(self._heal(), "heal")
 
     async def _heal(self) -> None:
-        """Reopen the data directory as after a crash, verifying it; repeat until it works."""
+        """Reopen and verify the data directory, as after a crash; retry until that succeeds."""
         while True:
             await asyncio.sleep(HEAL_INTERVAL_S)
             async with self._admin, self._checkpoints.lock, self._opening_lock:
@@ -509,7 +514,7 @@ class BrokerBase(ABC):
             return
 
     def _reopened(self) -> None:
-        """Let the partitions continue with the verified logs."""
+        """Give the verified logs to the partitions."""
         for partition in self.partitions():
             partition.rebind(self._storage.logs[LogId(partition.log_id)])
 
@@ -530,4 +535,4 @@ class BrokerBase(ABC):
 
     @abstractmethod
     async def _delete_expired(self, partition: Partition, start: Offset) -> None:
-        """Delete the records before ``start``, which retention lets go of."""
+        """Delete the records before ``start``, which retention no longer keeps."""

@@ -56,7 +56,7 @@ logger = logging.getLogger(__name__)
 
 METADATA_INTERVAL_S = 2.0
 PRODUCER_IDS = 1000
-"""How many are reserved at a time; the rest is lost with a restart."""
+"""The number of ids reserved at a time; a restart loses those not used."""
 
 
 class Broker(BrokerBase):
@@ -110,7 +110,7 @@ class Broker(BrokerBase):
         self._store = MetadataStore(self.data_dir, self.disk, self._reserve)
 
     def _begin(self) -> None:
-        """Create the streams of the metadata."""
+        """Create the streams that the metadata names."""
         self._spawn(self._keep_metadata_short(), "metadata")
         for name, image in self._store.image.streams.items():
             self._streams[name] = self._make_stream(image)
@@ -121,12 +121,12 @@ class Broker(BrokerBase):
         self._announce(self._streams.keys())
 
     async def prepare_stop(self) -> None:
-        """Prepare the stop before the front ends stop; in a cluster, hand over leaderships."""
+        """Prepare to stop while the front ends still serve; a cluster moves leaderships."""
 
     async def stop(self) -> None:
         """Reject new records, finish the group commit, take a checkpoint and release the directory.
 
-        Waits for work on threads: no other process may have the directory before.
+        Waits for work on threads: no other process may open the directory before it has ended.
         """
         stopping = ShuttingDownError("the broker is stopping; retry later")
         self.is_ready = False
@@ -168,7 +168,7 @@ class Broker(BrokerBase):
 
         Raises:
             InvalidRequestError: the settings are wrong or the name is taken.
-            UnavailableError: the broker cannot store it now.
+            UnavailableError: the stream cannot be stored now.
         """
         await self._check_creation(config)
         async with self._admin:
@@ -221,7 +221,7 @@ class Broker(BrokerBase):
         logger.info("deleted stream %s", name)
 
     def _remove_logs(self, partitions: Iterable[Partition | PartitionImage]) -> None:
-        """Remove logs that are not in the metadata; their files are removed later."""
+        """Close logs that are no longer in the metadata, and have their files removed later."""
         log_ids = [LogId(partition.log_id) for partition in partitions]
         logs = [self._storage.logs.pop(log_id, None) for log_id in log_ids]
         self.reclaimer.delete(log for log in logs if log is not None)
@@ -231,7 +231,7 @@ class Broker(BrokerBase):
 
         Raises:
             UnknownStreamError, UnknownPartitionError: no such partition.
-            OffsetOutOfRangeError: beyond the high watermark.
+            OffsetOutOfRangeError: the offset is negative or beyond the high watermark.
             UnavailableError: the broker cannot store it now.
         """
         async with self._admin:
@@ -260,7 +260,7 @@ class Broker(BrokerBase):
             await self.reclaimer.truncate_before(log, start)
 
     async def skip_to(self, name: str, partition: int, offset: Offset) -> None:
-        """Delete all records and continue, empty, at ``offset`` beyond the end.
+        """Delete all records and continue, empty, at ``offset``, which is beyond the end.
 
         Raises:
             UnknownStreamError, UnknownPartitionError: no such partition.
@@ -322,10 +322,10 @@ class Broker(BrokerBase):
             self._publish_image()
 
     def _block_partitions(self, names: Iterable[str] | None = None) -> None:
-        """Block or allow writes of partitions, and check values, according to the metadata.
+        """Block or allow writes of partitions, and check values, as the metadata says.
 
         Args:
-            names: the names of the streams that have changed; None: any may have.
+            names: the streams that have changed; None: any stream may have.
         """
         streams = self._image.streams
         for stream in streams.values() if names is None else map(streams.__getitem__, names):
@@ -356,26 +356,28 @@ class Broker(BrokerBase):
         return not self.config.cluster.is_on
 
     def _keep_transaction_indexes(self, changed: Stream | None = None) -> None:
-        """Add a transaction index to every partition, once there can be transactions.
+        """Add a transaction index to every partition without one, if there can be transactions.
 
-        Only one stream has changed, if it is named. Records committed before that belong to no
-        transaction and are not read.
+        The index begins at the high watermark: records committed before belong to no transaction.
+
+        Args:
+            changed: the only stream to look at; all if it is the coordinator's, or None.
         """
         is_alone = changed is not None and changed.name != COORDINATOR_STREAM
         for partition in changed.partitions if changed and is_alone else self.partitions():
             self._keep_transaction_index(partition, partition.high_watermark)
 
     def _keep_transaction_index(self, partition: Partition, start: Offset) -> None:
-        """Add a transaction index to a partition from ``start`` on, if there can be transactions.
+        """Add a transaction index from ``start`` on, if there can be transactions.
 
-        An offset and not a time, since a clock may be set back.
+        The start is an offset and not a time, since a clock may be set back.
         """
         is_used = COORDINATOR_STREAM in self._image.streams
         if is_used and partition.transaction_index is None and partition.remote_error is None:
             partition.committed.keep_transaction_index(start)
 
     def is_gone(self, place: TransactionPartition) -> bool:
-        """Whether a partition that is not here was certainly deleted."""
+        """Whether a partition that this broker does not have was certainly deleted."""
         return place.log_id < self._image.next_log_id
 
     def mark_remote(
@@ -383,7 +385,7 @@ class Broker(BrokerBase):
         mark: SendMarker,
         done: Callable[[StrandlineError | None], None],
     ) -> None:
-        """Have another broker write a marker; a broker alone has none."""
+        """Have another broker write a marker; without a cluster there is none."""
         self._loop.call_soon(done, UnavailableError(f"{mark.place} takes no records now"))
 
     # Producers
@@ -392,7 +394,7 @@ class Broker(BrokerBase):
         """Return a new id for an idempotent producer.
 
         Args:
-            owner: the principal that it belongs to; empty where access is not checked.
+            owner: the principal that the id belongs to; empty where access is not checked.
 
         Raises:
             UnavailableError: the broker cannot store the allocation.
@@ -420,15 +422,15 @@ class Broker(BrokerBase):
         return self._store.image
 
     def _apply(self, command: Command) -> MetadataImage:
-        """Apply a metadata command; stop acknowledging if it is uncertain whether it was stored.
+        """Apply a metadata command; stop acknowledging if it may or may not have been stored.
 
         Raises:
-            InvalidRequestError, UnavailableError: as ``MetadataStore.apply``.
+            InvalidRequestError, UnavailableError: as for ``MetadataStore.apply``.
         """
         try:
             return self._store.apply(command)
         except UnavailableError as error:
-            if isinstance(error, DiskFullError):  # clients begin to publish with such a command
+            if isinstance(error, DiskFullError):  # a client's first publish reserves producer ids
                 self.telemetry.count_full_disk()
             if not self._store.is_certain:
                 self.committer.poison(error)
@@ -465,7 +467,7 @@ class Broker(BrokerBase):
             self._keep(item.log_id, log)
 
     def _make_stream(self, image: StreamImage) -> Stream:
-        """Return the stream of an image, whose logs are open."""
+        """Return the stream of an image; its logs are open."""
         config = image.config
         partitions = []
         for number, item in enumerate(image.partitions):

@@ -1,9 +1,9 @@
 """A bounded history of what happened to a cluster, derived from its metadata and counters.
 
-Rules: nothing is hooked into the broker. Successive metadata images and counters are compared, so
-that a broker without changes does no work. Between two observations, several changes of a partition
-are one event; the leader epoch tells how many elections there were. Loop thread; ``events`` returns
-a copy that any thread may use.
+Rules: the broker reports nothing to this module. Successive metadata images and counters are
+compared, so that a broker without changes does no work. Several changes of a partition between two
+observations are one event; the leader epoch shows how many elections there were. Loop thread;
+``events`` returns a copy that any thread may use.
 """
 
 from collections import Counter, deque
@@ -16,9 +16,9 @@ from strandline.types import BrokerId
 
 EVENTS_MAX = 500
 EVENTS_AT_ONCE_MAX = 100
-"""Of one observation; a creation of a thousand partitions must not remove all older events."""
+"""The limit for one observation; a thousand new partitions must not push out older events."""
 _Found = tuple[str, str, str]
-"""Kind, what it is about, text."""
+"""The kind of event, its subject (such as ``broker 2``), and the text."""
 
 COUNTED = {
     "corrupt_batches": ("corruption", "corrupt batches found"),
@@ -29,7 +29,7 @@ COUNTED = {
     "nats_server_restarts": ("storage", "restarts of the embedded nats-server"),
     "group_members_expired": ("group", "consumer group members expired"),
 }
-"""Counters whose growth is an event."""
+"""The counters whose growth is an event: its kind and text."""
 
 
 class EventLog:

@@ -1,6 +1,6 @@
-"""A file with a random token, by which a client proves that it runs on the broker's machine.
+"""A file with a random token; a client that knows the token runs on the broker's machine.
 
-A process that can read it can read the segments beside it: they have the same permissions.
+A process that can read the token can also read the segments: they have the same permissions.
 """
 
 import os
@@ -19,7 +19,7 @@ class LocalityToken(NamedTuple):
 
 
 def write_proof(directory: Path) -> LocalityToken:
-    """Write a new token to the file; clients with an old one read through the broker."""
+    """Write a new token to the file; clients with an older token read through the broker."""
     path, text = directory / FILE_NAME, secrets.token_hex(16)
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)

@@ -1,15 +1,15 @@
-"""Keeps the metadata image on disk: a small file, and a log of the commands since it was written.
+"""The metadata image on disk: a small file, and a log of the commands since it was written.
 
 Rules: a command is one line at the end of ``metadata.log``, synced, so its cost does not depend on
 the number of streams. Once the log is long, ``metadata.json`` is rewritten: to a new file, synced
 and renamed. Each line has a CRC-32C, since a flipped bit could lose a whole stream, and the CRC of
-the line before it; the first line has that of ``metadata.json``. So a log of an older file is
-recognized and ignored. A torn last line is ignored, since it was never acknowledged. A file that is
-corrupt otherwise, or written by a later version, is rejected.
+the line before it; the first line has the CRC of ``metadata.json``. So a log that belongs to an
+older ``metadata.json`` is recognized and ignored. A torn last line is ignored, since it was never
+acknowledged. A file that is corrupt in another way, or written by a later version, is rejected.
 
-If a write fails, the file is restored to the current image; until then nothing may rely on either.
-An operator deletes streams to free a full disk, so a deletion must not need space: it may spend the
-reserve.
+If a write fails, the file is restored to the current image; until that succeeds, the contents of
+the disk are uncertain. An operator deletes streams to free a full disk, so a deletion must not need
+space: it may spend the reserve.
 """
 
 import contextlib
@@ -38,12 +38,12 @@ from strandline.storage.reserve import Reserve
 FILE_NAME = "metadata.json"
 LOG_NAME = "metadata.log"
 LOG_BYTES_MIN: Final = 256 << 10
-"""A shorter log is not rewritten."""
+"""A log shorter than this is not rewritten."""
 _LINE: Final = re.compile(rb"([0-9a-f]{8}) ([0-9a-f]{8}) ([0-9a-f]{8}) ")
-"""CRC-32C of the rest, that of the line before, and the length of the command."""
+"""CRC-32C of the rest of the line, CRC of the line before, and length of the command."""
 _HEAD_BYTES: Final = 27
 _UNWRITTEN: Final = bytes(8)
-"""So many zeros occur only where a sector of a line was not written."""
+"""So many zeros occur only where a sector of the line was not written."""
 _decode = msgspec.json.Decoder(Command).decode
 
 
@@ -56,7 +56,7 @@ class _LoadedMetadata(NamedTuple):
     size: int
     """Bytes of ``metadata.json``."""
     mark: int
-    """The checksum that the next line continues."""
+    """The CRC that the next line of the log has to name."""
     log_bytes: int
     """The valid bytes of the log."""
 
@@ -66,7 +66,7 @@ class MetadataStore:
 
     Attributes:
         image: the current image.
-        is_certain: whether the next start will find it.
+        is_certain: whether a start after a crash would find the current image.
 
     Raises:
         CorruptBatchError: a file is corrupt; the message names it.
@@ -97,14 +97,14 @@ class MetadataStore:
 
         Raises:
             InvalidRequestError: the command does not apply; nothing changed.
-            UnavailableError: the command could not be stored; nothing changed, as far as that is
-                certain.
+            UnavailableError: the command could not be stored. Nothing changed, unless
+                ``is_certain`` is now false.
         """
         image = self.preview(command)
         try:
             self._write(command, is_deletion=isinstance(command, DeleteStream))
         except UnavailableError:
-            with contextlib.suppress(UnavailableError):  # it stays uncertain, and says so
+            with contextlib.suppress(UnavailableError):  # then ``is_certain`` is false
                 self.restore()
             raise
         self.image = image
@@ -116,17 +116,17 @@ class MetadataStore:
         return self._log_bytes > max(LOG_BYTES_MIN, self._size)
 
     def rewrite(self) -> None:
-        """Rewrite the file from the current image and empty the log; nothing else may apply.
+        """Rewrite the file from the current image, and empty the log; not during ``apply``.
 
         Raises:
-            UnavailableError: it could not be stored; the files are unchanged, as far as that
-                is certain.
+            UnavailableError: the file could not be stored. The files are unchanged, unless
+                ``is_certain`` is now false.
         """
         data = _encoded(self.image)
         try:
             self._disk.write_atomically(self._path, data)
         except UnavailableError:
-            # With its name, though not durably, neither file nor log would count for certain.
+            # The new file may have its name already, but not durably: a power loss could undo that.
             self.is_certain = self.is_certain and self._is_not(data)
             raise
         self._is_new, self._size = False, len(data)
@@ -174,10 +174,10 @@ class MetadataStore:
         self._mark, self._log_bytes = mark, self._log_bytes + len(line)
 
     def restore(self) -> None:
-        """Restore the files to the current image, if they differ.
+        """Restore the files to the current image if they may differ.
 
         Raises:
-            UnavailableError: it could not be stored.
+            UnavailableError: the image could not be stored.
         """
         if not self.is_certain:
             self.rewrite()
@@ -185,7 +185,7 @@ class MetadataStore:
 
 
 def load_metadata(directory: Path, disk: Disk) -> MetadataImage:
-    """Load the image of a data directory, empty if there is none; nothing is written.
+    """Load the image of a data directory, empty if there is none; write nothing.
 
     Raises:
         CorruptBatchError: a file is corrupt; the message names it.
@@ -217,7 +217,7 @@ def _load(directory: Path, disk: Disk) -> _LoadedMetadata:
         if found is None:
             raise _corrupt(directory / LOG_NAME, f"checksum mismatch at byte {position}")
         if found.after != mark and not position:
-            break  # of an older file
+            break  # the log belongs to an older metadata.json
         image = _applied(image, found, directory / LOG_NAME)
         mark, position = found.mark, found.end
     return _LoadedMetadata(image, is_new=False, size=len(data), mark=mark, log_bytes=position)
@@ -233,7 +233,7 @@ class _Line(NamedTuple):
 
 
 def _line_at(lines: bytes, position: int) -> _Line | None:
-    """Return the line at a position, if it is intact, with or without its line end."""
+    """Return the line at a position if it is intact, even without its line end; else None."""
     head = _LINE.match(lines, position)
     if head is None:
         return None
@@ -245,7 +245,7 @@ def _line_at(lines: bytes, position: int) -> _Line | None:
 
 
 def _is_torn(rest: bytes) -> bool:
-    """Whether a write reached the disk only in part, as in a power loss."""
+    """Whether these bytes are a line of which only a part reached the disk, as in a power loss."""
     return not rest.endswith(b"\n") or rest.startswith(b"\0") or _UNWRITTEN in rest
 
 

@@ -1,7 +1,8 @@
-"""A broker's memory of its own load: rates of the last minute, the last hour, and events.
+"""A broker's record of its own load: rates of the last minute, samples of the last hour, events.
 
-Rules: sampled once a second at the cost of a few additions; the hour is sampled every ten seconds,
-361 samples in under 200 KiB. Sampling runs on the loop; reading is safe on any thread.
+Rules: sampled once a second at the cost of a few additions. The history of the last hour has a
+sample every ten seconds: 361 samples in under 200 KiB. Sampling runs on the loop; reading is safe
+on any thread.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ from strandline.types import BrokerId
 
 SAMPLE_INTERVAL_S = 1.0
 HISTORY_EVERY = 10
-"""A sample of the last hour is taken at every so many samples of the last minute."""
+"""The history gets every tenth of the samples that are taken once a second."""
 HISTORY_SAMPLES_MAX = 361
 MEMORY_FILE = Path("/proc/self/statm")
 PAGE_BYTES = 4096
@@ -67,7 +68,7 @@ class BrokerMonitor:
     """The sampler of one broker.
 
     Args:
-        broker: the broker to sample, after it was assembled.
+        broker: the broker to sample; all its parts exist.
     """
 
     def __init__(self, broker: Monitored) -> None:
@@ -96,7 +97,7 @@ class BrokerMonitor:
             await asyncio.sleep(SAMPLE_INTERVAL_S)
 
     def sample(self, *, is_of_history: bool) -> None:
-        """Take one sample; loop thread."""
+        """Take one sample, also for the history of the last hour if asked; loop thread."""
         broker = self._broker
         now_ns = broker.clock.now_ns()
         self._meter.sample(broker.telemetry, broker.clock.monotonic_ms())
@@ -111,7 +112,7 @@ class BrokerMonitor:
         return self._events.events()
 
     def history(self) -> list[HistorySample]:
-        """Return the last hour, oldest first; any thread."""
+        """Return the samples of the last hour, oldest first; any thread."""
         counters = list(self._history)
         return [_interval(before, now) for before, now in pairwise(counters)]
 
@@ -134,7 +135,7 @@ class BrokerMonitor:
 
 
 def resident_bytes() -> int:
-    """Return the resident memory of this process; 0 where the system does not say."""
+    """Return the resident memory of this process in bytes; 0 if the system does not tell."""
     try:
         return int(MEMORY_FILE.read_text(encoding="ascii").split()[1]) * PAGE_BYTES
     except OSError:

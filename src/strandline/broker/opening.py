@@ -1,7 +1,8 @@
 """Opens a data directory: recovers the logs that the metadata names, and no others.
 
-Rule: a log is removed only if the metadata shows that its stream was deleted. A log with an id that
-the metadata never allocated means that the metadata was lost; it is not touched.
+Rule: a log is removed only if the metadata shows that its stream was deleted. A log whose id the
+metadata never allocated means that the metadata was lost: the broker does not start, and keeps the
+log.
 """
 
 from collections.abc import Iterator
@@ -22,11 +23,11 @@ from strandline.types import LogId
 
 LOGS_NAME = "logs"
 RESTORING_NAME = "restore-unfinished"
-"""Exists from the beginning of ``strandline restore`` to its end."""
+"""A file that exists while ``strandline restore`` runs, and after it was interrupted."""
 
 
 def check_restored(data_dir: Path, *, disk: Disk) -> None:
-    """Reject a directory that has only a part of a backup.
+    """Reject a directory into which a backup was restored only in part.
 
     Raises:
         InvalidConfigError: a restore was interrupted.
@@ -39,7 +40,7 @@ def check_restored(data_dir: Path, *, disk: Disk) -> None:
 
 
 def log_plan(data_dir: Path, log_id: LogId, config: StreamConfig) -> LogPlan:
-    """Return the directory of a partition's log and the limits at which it rolls."""
+    """Return the directory of a partition's log, and the sizes at which it starts new segments."""
     directory = data_dir / LOGS_NAME / f"{log_id:08d}"
     return LogPlan(directory, config.segment_bytes, config.segment_age_ms)
 

@@ -1,9 +1,9 @@
 """Drives this broker's member of the consensus group: ticks, messages and writes around the core.
 
 Rules: everything runs on the loop's thread. Entries become durable by the broker's group commit;
-messages that promise them are sent after that (``core/raft/ready.py`` has the order). One ``Ready``
-is in progress at a time. After a failed write the member sends nothing until it is restarted from
-the disk, whose contents are unknown before. Must not know what a command means.
+messages that depend on them are sent after that (``core/raft/ready.py`` has the order). One
+``Ready`` is in progress at a time. After a failed write the contents of the disk are unknown: the
+member sends nothing until it has restarted from the disk. Must not know what a command means.
 """
 
 import asyncio
@@ -28,16 +28,16 @@ logger = logging.getLogger(__name__)
 
 TICK_MS = 75.0
 SNAPSHOT_ENTRIES = 10_000
-"""Applied entries between two snapshots."""
+"""A snapshot is taken after so many applied entries."""
 KEPT_ENTRIES = 1_000
-"""Entries left in memory behind a snapshot, for members a little behind."""
+"""Entries before a snapshot that stay in memory, for members that are a little behind."""
 
 
 class Machine(Protocol):
     """The replicated state machine."""
 
     def apply(self, command: bytes) -> object:
-        """Apply a committed command; the result is the proposer's answer."""
+        """Apply a committed command; return the answer for its proposer."""
         ...
 
     def snapshot(self) -> bytes:
@@ -45,7 +45,7 @@ class Machine(Protocol):
         ...
 
     def restore(self, data: bytes) -> None:
-        """Replace the state by that of a ``snapshot``; empty data is the initial state."""
+        """Replace the state by a ``snapshot``; empty data stands for the initial state."""
         ...
 
 
@@ -57,14 +57,14 @@ class _Proposal(NamedTuple):
 
 
 class _PendingRead(NamedTuple):
-    """A read that is allowed once the entry at ``after`` is applied."""
+    """A read that waits until the entry at ``after`` is applied."""
 
     after: Index
     answer: asyncio.Future[None]
 
 
 class Quorum:
-    """This broker's member.
+    """This broker's member of the consensus group.
 
     Args:
         me: this broker.
@@ -72,8 +72,8 @@ class Quorum:
         store: the member's durable state.
         machine: the state machine that commands are applied to.
         committer: writes the entries.
-        clock: the time of their timestamps.
-        send: sends a message, which may be lost.
+        clock: the source of the entries' timestamps.
+        send: sends a message to another member; it may be lost.
         settings: timing in ticks of ``TICK_MS``.
     """
 
@@ -107,7 +107,7 @@ class Quorum:
         """Called when this member begins or ceases to lead."""
         self._was_leading = False
         self.contact_ms = float("-inf")
-        """When this member was last in touch with a quorum, or with its leader; monotonic."""
+        """The time of the last contact with a quorum, or with the leader; monotonic."""
         self._raft = self._load()
 
     def _load(self) -> Raft:
@@ -115,7 +115,7 @@ class Quorum:
         self._machine.restore(snapshot.data)
         self.applied_index = snapshot.index
         self.index_at_start = max(snapshot.index, self._store.log.log_end_offset)
-        """The last entry that was on the disk when this member began."""
+        """The last entry that was on the disk when this member started."""
         return Raft(
             self.me,
             secrets.randbelow,
@@ -126,9 +126,9 @@ class Quorum:
         )
 
     def restart(self) -> None:
-        """Start again from the disk, after the storage was reopened.
+        """Restart from the disk, after the storage was reopened.
 
-        It reads at most some ``SNAPSHOT_ENTRIES`` entries, while this broker serves nothing yet.
+        Reads about ``SNAPSHOT_ENTRIES`` entries at most, while this broker serves nothing yet.
         """
         self._give_up(UnavailableError("the metadata was reopened; retry"))
         self._failure, self._is_out, self._is_over = None, False, False
@@ -138,7 +138,7 @@ class Quorum:
 
     @property
     def leader(self) -> BrokerId | None:
-        """The leader known here."""
+        """The leader, as far as this member knows."""
         return self._raft.leader if self._failure is None else None
 
     @property
@@ -153,7 +153,7 @@ class Quorum:
 
     @property
     def commit_index(self) -> int:
-        """The last entry known here to be committed."""
+        """The last entry that this member knows to be committed."""
         return self._raft.state.log.commit_index
 
     @property
@@ -172,7 +172,7 @@ class Quorum:
         Raises:
             NotLeaderError: another member leads, or none; nothing was done.
             RequestTimeoutError: not decided in time; it may be applied later.
-            UnavailableError: it was not applied, or cannot be now.
+            UnavailableError: the command was not applied, or cannot be now.
         """
         self._check()
         index, term = self._raft.propose(command)
@@ -188,12 +188,12 @@ class Quorum:
             ) from None
 
     async def barrier(self, *, timeout_s: float) -> None:
-        """Wait until the machine here includes everything that was answered before this call.
+        """Wait until the machine has applied everything that was answered before this call.
 
         Raises:
             NotLeaderError: another member leads, or none.
             RequestTimeoutError: no quorum answered in time.
-            UnavailableError: leadership was lost meanwhile.
+            UnavailableError: the leadership was lost while waiting.
         """
         self._check()
         self._numbers += 1
@@ -210,10 +210,10 @@ class Quorum:
             ) from None
 
     async def applied(self, index: int) -> None:
-        """Wait until the entry at an index is applied here.
+        """Wait until the machine has applied the entry at an index.
 
         Raises:
-            UnavailableError: this member has failed meanwhile.
+            UnavailableError: this member failed while waiting.
         """
         if self.applied_index < index:
             answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -221,22 +221,22 @@ class Quorum:
             await answer
 
     def hand_over(self, successor: BrokerId) -> None:
-        """Transfer the leadership to another voter, for instance before a stop.
+        """Transfer the leadership to another voter, such as before a stop.
 
         Raises:
             NotLeaderError: this member does not lead.
-            InvalidRequestError: it is not another voter.
+            InvalidRequestError: the successor is not another voter.
         """
         self._check()
         self._raft.hand_over(successor)
         self._pump()
 
     async def change_members(self, members: Members, *, timeout_s: float) -> None:
-        """Change the group's members, one voter at a time; return once that is committed.
+        """Change the group's members, one voter at a time; return once the change is committed.
 
         Raises:
-            NotLeaderError, InvalidRequestError, UnavailableError: as ``Raft.change_members``.
-            RequestTimeoutError: not decided in time; it may still happen.
+            NotLeaderError, InvalidRequestError, UnavailableError: as for ``Raft.change_members``.
+            RequestTimeoutError: not decided in time; the change may still happen.
         """
         self._check()
         index, term = self._raft.change_members(members)
@@ -256,9 +256,9 @@ class Quorum:
     # Inputs
 
     async def run(self) -> None:
-        """Tick until cancelled; after a delay of the loop, a few missed ticks are made up.
+        """Tick until cancelled; after the loop was busy, catch up on a few missed ticks.
 
-        A failed member is restarted as soon as its disk can be read and written.
+        A failed member restarts as soon as its disk can be read and written again.
         """
         due_ms = self._clock.monotonic_ms()
         while True:
@@ -274,14 +274,14 @@ class Quorum:
 
     def _try_again(self) -> None:
         if self._is_over or self._store.log.poisoned:
-            return  # until the broker has reopened it
+            return  # a poisoned log stays so until the broker has reopened it
         try:
             self.restart()
         except StrandlineError as error:
             self._failure = error
 
     def tick(self) -> None:
-        """Let one tick pass."""
+        """Advance the core's time by one tick."""
         if self._failure is None:
             self._raft.tick()
             self._pump()
@@ -293,14 +293,15 @@ class Quorum:
         if self._failure is None:
             self._raft.step(envelope)
             self._pump()
-            # A leader that is not answered by a quorum steps down by itself.
+            # A leader counts as in contact by each message: without a quorum it steps down by
+            # itself.
             if self.is_leading or envelope.sender == self.leader:
                 self.contact_ms = self._clock.monotonic_ms()
 
     # Around the core
 
     def _pump(self) -> None:
-        """Process the core's output until there is none, or a write is in progress."""
+        """Process the core's output until there is none left or a write is in progress."""
         while not self._is_out and self._failure is None:
             ready = self._raft.ready()
             if not ready:
@@ -311,7 +312,7 @@ class Quorum:
         self._notify_leadership()
 
     def _persist(self, ready: Ready) -> None:
-        """Write what must be durable: entries by group commit, the rare rest on a thread."""
+        """Write what must be durable: entries by group commit, other changes (rare) on a thread."""
         store, entries = self._store, ready.entries
         has_room = not entries or store.has_room(entries[0].index)
         if has_room and ready.hard_state is None and ready.snapshot is None:
@@ -337,7 +338,7 @@ class Quorum:
         self._writes.submit(ReplicaWrite(LOG_ID, self._store.log, batches, done))
 
     def _save_on_thread(self, work: Callable[[int], None], then: Callable[[], None]) -> None:
-        """Write small files and truncate the log on a thread."""
+        """Run ``work`` (small files, truncation) on a thread, then ``then`` on the loop."""
         log, failures = self._store.log, list[StrandlineError]()
 
         def guarded(synced_sequence: int) -> None:
@@ -345,14 +346,14 @@ class Quorum:
                 work(synced_sequence)
             except StrandlineError as error:
                 if log.poisoned:
-                    raise  # nothing continues before the storage is reopened
-                failures.append(error)  # the files are unchanged: only this member stops
+                    raise  # the whole broker stops storing until it has reopened its storage
+                failures.append(error)  # the files are unchanged, so only this member fails
 
         done = self._held_up(then)
         self._writes.change(log, guarded, lambda error: done(error or next(iter(failures), None)))
 
     def _held_up(self, then: Callable[[], None]) -> Done:
-        """Process no output of the core until a write has ended."""
+        """Stop processing the core's output; return the callback that resumes it after a write."""
         self._is_out = True
         raft = self._raft
 
@@ -369,7 +370,7 @@ class Quorum:
         return done
 
     def _finish(self, ready: Ready) -> None:
-        """Execute what a ``Ready`` allows once it is on disk: send, apply, answer."""
+        """Send messages, apply entries and answer reads, once a ``Ready`` is on disk."""
         self._raft.persisted(ready)
         for envelope in ready.late:
             self._send(envelope)
@@ -409,7 +410,7 @@ class Quorum:
                 read.answer.set_result(None)
 
     def _compact_if_due(self) -> None:
-        """Replace applied entries by a snapshot from time to time."""
+        """Replace applied entries by a snapshot if there are enough of them."""
         log = self._raft.state.log
         if self.applied_index - log.snapshot.index < SNAPSHOT_ENTRIES:
             return
@@ -421,7 +422,7 @@ class Quorum:
             def save(_: int) -> None:
                 try:
                     store.save_snapshot(snapshot)
-                except StrandlineError as error:  # the disk still has the entries
+                except StrandlineError as error:  # the entries are still on disk
                     logger.warning("no snapshot of the metadata was stored: %s", error)
 
             self._save_on_thread(save, lambda: None)
@@ -435,12 +436,12 @@ class Quorum:
                 callback()
 
     def fail(self, error: StrandlineError) -> None:
-        """Stop taking part, because the storage failed, until ``restart``."""
+        """Stop taking part until ``restart``, because the storage failed."""
         if self._failure is None:
             self._fail(error)
 
     def stop(self, error: StrandlineError) -> None:
-        """Stop taking part: the broker stops, or must not vote."""
+        """Stop taking part, because the broker stops or must not vote."""
         self._is_over = True
         if self._failure is None:
             self._fall_silent(error)
@@ -456,7 +457,7 @@ class Quorum:
         self._notify_leadership()
 
     def _give_up(self, error: StrandlineError) -> None:
-        """Fail all waiting callers; their proposals may still be committed."""
+        """Reject all waiting callers; their proposals may still be committed."""
         for proposal in self._proposals.values():
             _refuse(proposal.answer, error.message)
         for answer in (*self._asked.values(), *(read.answer for read in self._reads)):
@@ -467,6 +468,6 @@ class Quorum:
 
 
 def _refuse(answer: asyncio.Future[object] | asyncio.Future[None] | None, why: str) -> None:
-    """Fail a caller that still waits."""
+    """Reject a caller that still waits."""
     if answer is not None and not answer.done():
         answer.set_exception(UnavailableError(why))

@@ -1,12 +1,12 @@
 """The durable state of a consensus member: term and vote, a snapshot, and entries.
 
-Entries are records of a log like any other, with a log id of its own: entry ``i`` is the record at
-offset ``i - 1``, its term the leader epoch of its batch. So they go through the broker's journal,
-in the same group commit as everything else. Term and vote change at elections only and have a small
-file with a twin, and so has the snapshot; both are replaced whole, with their checksum in the first
-line.
+Entries are stored as records of a log like any other, with a log id of its own: entry ``i`` is the
+record at offset ``i - 1``, and its term is the leader epoch of its batch. So they go through the
+broker's journal, in the same group commit as everything else. Term and vote change only at
+elections. They have a small file, stored twice, and so has the snapshot; a file is always replaced
+as a whole, and its first line is its checksum.
 
-Rules: a file that is corrupt together with its twin, or a corrupt log, is an error: a member that
+Rules: if both copies of a file are corrupt, or the log is corrupt, loading fails: a member that
 forgot its vote could vote twice.
 """
 
@@ -28,7 +28,7 @@ from strandline.storage.twin_file import read_with_twin, write_with_twin
 from strandline.types import LeaderEpoch, LogId, Offset, TimestampNs
 
 LOG_ID = LogId(0)
-"""Streams' logs count from 1."""
+"""The log id of the entries; the ids of streams' logs start at 1."""
 VOTE_NAME = "quorum-vote"
 SNAPSHOT_NAME = "quorum-snapshot"
 SUBJECT = "quorum"
@@ -39,7 +39,7 @@ T = TypeVar("T", HardState, Snapshot)
 
 
 class _StoredEntry(msgspec.Struct, frozen=True, array_like=True):
-    """An entry as the value of its record."""
+    """An entry as it is stored in the value of its record."""
 
     kind: Kind
     data: bytes
@@ -52,7 +52,7 @@ class QuorumStore:
     """The durable state of one member.
 
     Args:
-        directory: the directory of the two small files.
+        directory: the directory of the small files.
         disk: the file system.
         log: the log of the entries; replaced by ``rebind`` after the storage was reopened.
     """
@@ -64,10 +64,10 @@ class QuorumStore:
         self.log = log
 
     def load(self, founders: Members) -> tuple[HardState, Snapshot, list[RaftEntry]]:
-        """Load the state; the entries are those after the snapshot.
+        """Load the state: term and vote, the snapshot, and the entries after it.
 
         Args:
-            founders: the members of a group that has no snapshot yet.
+            founders: the members, if the group has no snapshot yet.
 
         Raises:
             CorruptBatchError: a file is corrupt, or entries are missing.
@@ -75,7 +75,7 @@ class QuorumStore:
         hard = self._load(self._vote, HardState) or HardState()
         snapshot = self._load(self._snapshot, Snapshot) or Snapshot(members=founders)
         if self.log.log_end_offset < snapshot.index:
-            # The snapshot was durable before the log was truncated to it.
+            # A crash came after the snapshot was stored and before the log was truncated to it.
             self.log.restart_at(snapshot.index)
         entries = [entry for entry in self._entries() if entry.index > snapshot.index]
         if entries and entries[0].index != snapshot.index + 1:
@@ -89,15 +89,15 @@ class QuorumStore:
         """Store term and vote; durable on return.
 
         Raises:
-            UnavailableError: the file cannot be written; the old one stays.
+            UnavailableError: the file cannot be written and is unchanged.
         """
         write_with_twin(self._vote, _sealed(hard), disk=self._disk)
 
     def save_snapshot(self, snapshot: Snapshot) -> None:
-        """Store a snapshot, and drop the entries that it covers; durable on return.
+        """Store a snapshot and delete the entries that it covers; durable on return.
 
         Raises:
-            UnavailableError: it cannot be written; the old one stays.
+            UnavailableError: the snapshot cannot be written; the old one is unchanged.
         """
         write_with_twin(self._snapshot, _sealed(snapshot), disk=self._disk)
         if snapshot.index > self.log.log_end_offset:
@@ -106,14 +106,14 @@ class QuorumStore:
             self.log.truncate_before(snapshot.index)
 
     def install(self, snapshot: Snapshot, *, synced_sequence: int | None = None) -> None:
-        """Save another member's snapshot, and drop the entries that do not continue it.
+        """Save a snapshot received from the leader; delete the entries if they do not continue it.
 
         Args:
             snapshot: the snapshot of the leader.
             synced_sequence: as for ``Log.truncate_to``.
 
         Raises:
-            UnavailableError: it cannot be written.
+            UnavailableError: the snapshot cannot be written.
         """
         offset = Offset(snapshot.index - 1)
         if self.log.log_end_offset > offset and self._term_at(offset) != snapshot.term:
@@ -124,12 +124,12 @@ class QuorumStore:
     def batches(self, entries: Iterable[RaftEntry], now_ns: TimestampNs) -> list[bytearray]:
         """Return the entries as batches, one each.
 
-        Truncation removes whole batches, and entries that this member has acknowledged must not be
-        removed with those that a new leader replaces.
+        Truncation removes whole batches, so an acknowledged entry must not share a batch with an
+        entry that a new leader may replace.
 
         Args:
             entries: in order of index.
-            now_ns: their timestamp, for readers of the log.
+            now_ns: the timestamp of their records.
         """
         return [_batch(entry, now_ns) for entry in entries]
 
@@ -199,7 +199,7 @@ def _entries_of(batch: memoryview) -> list[RaftEntry]:
 
 
 def _sealed(value: HardState | Snapshot) -> bytes:
-    """Return the contents of a file, with its checksum."""
+    """Return the contents of a file: checksum, then value."""
     body = _encode(value)
     return b"%08x\n%b" % (crc32c(body), body)
 

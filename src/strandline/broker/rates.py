@@ -1,6 +1,6 @@
 """Rates over the last minute, from counters sampled once a second.
 
-Rules: the caller passes the time; samples older than the window are dropped.
+Rules: the caller passes the time; samples older than a minute are dropped.
 """
 
 from collections import deque
@@ -11,7 +11,7 @@ from strandline.telemetry import Telemetry
 
 SAMPLES_MAX = 61
 RECENT_SAMPLES = 6
-"""Figures are means over this many samples, five seconds; steadier than the last second alone."""
+"""Rates are means over this many samples (five seconds), steadier than the last second alone."""
 
 
 class Sample(NamedTuple):
@@ -83,7 +83,7 @@ class RateMeter:
         )
 
     def records_per_second(self) -> list[float]:
-        """Return records stored per second between neighbouring samples, oldest first."""
+        """Return the records stored per second between successive samples, oldest first."""
         return [
             (later.records_appended - earlier.records_appended)
             / max((later.at_ms - earlier.at_ms) / 1000, 1e-3)

@@ -22,12 +22,12 @@ class ReplicaHooks(Protocol):
         ...
 
     def corruption_found(self, first_offset: Offset, next_offset: Offset) -> None:
-        """Batches of this range (its end exclusive) cannot be read here."""
+        """The batches from ``first_offset`` to ``next_offset`` (exclusive) cannot be read here."""
         ...
 
     @property
     def is_gathering(self) -> bool:
-        """Whether enough is in flight to other replicas, so that new records should be gathered."""
+        """Whether new records should gather, since enough is in flight to other replicas."""
         ...
 
     @property

@@ -1,11 +1,11 @@
 """Routing: from a published subject to the partitions that store it.
 
 Rules: a stream binds its subject and, with the ``suffix`` rule, ``subject.N`` for its partition N;
-with the other rules a hash chooses the partition (of the subject, if a record has no key or message
-id). Streams of one queue group take turns; every other stream gets every record. In a cluster each
-broker receives every message and the leader stores it. A message for a queue group goes to one
-broker only, so only leaders subscribe. Routes are cached in a dictionary of limited size until the
-streams, or the leaders of queue groups, change.
+with the other rules a hash chooses the partition (of the subject, if a record has neither key nor
+message id). Streams of one queue group take turns; every other stream stores every record. In a
+cluster each broker receives every message and the partition's leader stores it. NATS sends a
+message for a queue group to one broker only, so only leaders subscribe to it. Routes are cached in
+a dictionary of limited size until the streams, or the leaders of queue groups, change.
 """
 
 import itertools
@@ -24,7 +24,7 @@ from strandline.types import LeaderEpoch, PartitionName
 
 REMEMBERED_SUBJECTS_MAX: Final = 16_384
 REMEMBERED_SUBJECT_BYTES_MAX: Final = 256
-"""Longer subjects are looked up each time, so that remembered ones stay small."""
+"""Longer subjects are not cached, so that the cache stays small."""
 
 
 class PartitionPort(Protocol):
@@ -37,12 +37,12 @@ class PartitionPort(Protocol):
 
     @property
     def is_led(self) -> bool:
-        """Whether this broker leads it."""
+        """Whether this broker leads the partition."""
         ...
 
     @property
     def write_error(self) -> StrandlineError | None:
-        """The error for records while it accepts none; else None."""
+        """The error that rejects records now; None while they are accepted."""
         ...
 
     def append(
@@ -105,9 +105,9 @@ class Binding(NamedTuple):
     pattern: str
     stream: StreamPort
     partition: int | None
-    """The partition it feeds; None: a hash chooses."""
+    """The partition that the pattern feeds; None: a hash chooses."""
     is_ours: bool = True
-    """False: of a queue group, and led by another broker."""
+    """Whether this broker subscribes to it; False: a queue group whose leader is elsewhere."""
 
 
 def stream_bindings(stream: StreamPort) -> list[Binding]:
@@ -154,14 +154,14 @@ class Target:
         self.name = config.name
         self.is_ours = binding.is_ours
         self.queue_group = config.queue_group
-        """Who of it is given a message is the only one, of all its streams and of all brokers."""
+        """One member of a queue group, among all its streams on all brokers, receives a message."""
         self.stream_subject = config.subject
         self.answers = config.pub_ack
         """Whether a reply subject gets a PubAck."""
         self.checks_offsets = config.optimistic_concurrency
         """Whether a Liftbridge message is stored only at the offset that it expects."""
         self.limits_subjects = config.max_records_per_subject > 0
-        """Whether it knows the last record of each subject."""
+        """Whether the stream knows the last record of each subject."""
         self.partitions = binding.stream.partitions
         number = binding.partition
         if number is None:
@@ -192,16 +192,16 @@ class Route:
     ) -> None:
         self.subject = subject
         self.groups = groups
-        """One of each group gets the record."""
+        """One stream of each group stores the record."""
         self.turns = turns
         only = groups[0][0] if len(groups) == 1 and len(groups[0]) == 1 else None
         self.partition = only.partition if only is not None else None
-        """Where a record without a key goes, if that is one place; the fast path."""
+        """The partition of a record without a key, if there is only one; for the fast path."""
         self.answers = only is not None and only.answers
         self.is_shared = only is not None and bool(only.queue_group)
 
     def targets(self, named: Target | None = None) -> list[Target]:
-        """Return the streams that store the next record; of its own group the named one does."""
+        """Return the streams that store the next record; ``named`` is its group's choice."""
         taken = [
             group[0] if len(group) == 1 else group[next(self.turns) % len(group)]
             for group in self.groups
@@ -212,7 +212,7 @@ class Route:
 
 
 class RouteTable:
-    """Finds routes. The hot path reads the public dictionary ``remembered``, and never writes it.
+    """Finds the routes of subjects. The hot path reads the dictionary ``remembered`` itself.
 
     Args:
         bindings: the first streams' bindings.
@@ -227,7 +227,7 @@ class RouteTable:
             self._router.add(binding.pattern, binding)
 
     def replace(self, name: str, stream: StreamPort | None) -> None:
-        """Route to a stream as it is now, or remove its name; clears the cache."""
+        """Route to a stream as it is now; None removes its name. Clears the cache."""
         for binding in self._bindings.pop(name, ()):
             self._router.remove(binding.pattern, binding)
         added = stream_bindings(stream) if stream is not None else ()
@@ -238,7 +238,7 @@ class RouteTable:
         self.remembered.clear()
 
     def bindings(self, name: str) -> Sequence[Binding]:
-        """Return a stream's bindings; none if it is not routed to."""
+        """Return a stream's bindings; empty if the stream is unknown."""
         return self._bindings.get(name, ())
 
     def answering_beside(self, stream: StreamPort) -> list[str]:
@@ -261,21 +261,21 @@ class RouteTable:
         ]
 
     def route(self, subject: bytes) -> Route:
-        """Return the route of a subject, cached or found; raises as ``find`` does."""
+        """Return the route of a subject, from the cache if possible; raises as ``find`` does."""
         return self.remembered.get(subject) or self.find(subject)
 
     def target(self, subject: str, stream: str) -> Target | None:
-        """Return the stream of this name if it stores the subject, whoever leads it; else None."""
+        """Return the stream of this name if it stores the subject, wherever led; else None."""
         for binding in self._router.match(subject):
             if binding.stream.config.name == stream:
                 return Target(binding, subject.encode())
         return None
 
     def find(self, subject: bytes) -> Route:
-        """Find the route of a subject; without groups if no stream stores it.
+        """Find the route of a subject; it is empty if no stream stores the subject.
 
         Raises:
-            InvalidSubjectError: not a subject that can be published to.
+            InvalidSubjectError: nobody can publish to this subject.
         """
         try:
             text = subject.decode()
@@ -284,7 +284,8 @@ class RouteTable:
         validate_subject(text)
         groups: dict[str, list[Target]] = {}
         for number, binding in enumerate(self._router.match(text)):
-            # NATS forbids white space in a queue's name, so no group has this name.
+            # A stream alone is its own group; no queue group has such a name, as NATS forbids
+            # spaces.
             group = binding.stream.config.queue_group or f" {number}"
             groups.setdefault(group, []).append(Target(binding, subject))
         route = Route(text, tuple(map(_candidates, groups.values())), self._turns)
@@ -296,5 +297,5 @@ class RouteTable:
 
 
 def _candidates(group: list[Target]) -> tuple[Target, ...]:
-    """Return a group's targets led here; if there is none, all, since any can reject the record."""
+    """Return a group's targets that are led here; if none is, all: any can reject the record."""
     return tuple(target for target in group if target.is_ours) or tuple(group)

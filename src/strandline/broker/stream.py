@@ -9,7 +9,7 @@ from strandline.types import PartitionName
 
 
 def state_error(name: PartitionName, state: PartitionState) -> StrandlineError | None:
-    """Return the error for records in this state; None if they are accepted."""
+    """Return the error that rejects records in this state; None if they are accepted."""
     if state.is_readonly:
         return ReadonlyError(f"{name} is readonly; make it writable first")
     if state.is_paused:
@@ -26,7 +26,7 @@ class Stream:
         self.partitions = partitions
 
     def validate(self, image: StreamImage) -> None:
-        """Check publishes against the schema in the metadata from now on, if they are checked."""
+        """Check published values against the schema in the metadata, if the settings say so."""
         self.config = image.config
         versions = image.schema if image.config.schema_validation else ()
         check = self.partitions[0].schema_check if self.partitions else None

@@ -32,7 +32,7 @@ class StreamKeys:
         self._image = image
 
     def of(self, image: Callable[[], MetadataImage]) -> "StreamKeys":
-        """Return the same master keys with the streams of another image."""
+        """Return keys with the same master keys, for the streams of another image."""
         return StreamKeys(self._master_keys, image)
 
     def first(self, config: StreamConfig) -> tuple[WrappedKey, ...]:
@@ -46,7 +46,7 @@ class StreamKeys:
             return ()
         from strandline.encryption.data_keys import new_data_key
 
-        # An operator may have put another key first since, and may be about to remove this one.
+        # Read again: an operator may have put a new key first, and may soon remove the old one.
         self._master_keys.reload()
         return (new_data_key(self._master_keys.current),)
 

@@ -1,10 +1,10 @@
 """The Python client: create streams, append, read as Arrow, subscribe.
 
-Needs msgspec and pyarrow only, so that a Spark executor or a notebook installs nothing else. Talks
-to brokers through ``protocol`` alone and does not depend on the server's packages.
+Needs only msgspec and pyarrow, so that a Spark executor or a notebook installs nothing else. Talks
+to brokers through ``api`` alone and does not depend on the server's packages.
 
-Each name is loaded when it is first used: Spark starts a process for each query, and a broker alone
-needs the client's return values only.
+Each name is loaded when it is first used, since Spark starts a process for each query, and a broker
+without a cluster needs only the client's return values.
 """
 
 import importlib

@@ -1,6 +1,6 @@
-"""Access control at a client: list, grant and revoke rules and tokens.
+"""Access control of a client: list, grant and revoke rules and tokens.
 
-Rule: tokens are generated here and only their hash is sent, so that only the caller has the text.
+Rule: tokens are generated here, and only their hash is sent. So only the caller has the text.
 """
 
 import secrets
@@ -28,7 +28,7 @@ class AccessControl:
     """The rules and tokens of a broker or cluster. Returned by ``Client.access``.
 
     Args:
-        brokers: the brokers to ask.
+        brokers: the brokers that are asked.
     """
 
     def __init__(self, brokers: ClusterClient) -> None:
@@ -73,8 +73,8 @@ class AccessControl:
         """Create a token for a principal; its text cannot be retrieved again.
 
         Args:
-            principal: its name.
-            days: days until it expires; None: never.
+            principal: the principal's name.
+            days: the days until the token expires; None: never.
 
         Raises:
             InvalidRequestError: the name is not valid, or ``days`` is out of range.

@@ -1,7 +1,7 @@
-"""The asynchronous client: the same names as ``Client``, awaited.
+"""The asynchronous client: the same names as in ``Client``, awaited.
 
-Calls run on threads, through the forward of ``aio_forward``, and futures of producers become
-asyncio's. Nothing blocks the event loop.
+Calls run on threads, as ``aio_forward`` arranges, and the futures of producers become asyncio's.
+Nothing blocks the event loop.
 """
 
 import asyncio
@@ -81,7 +81,7 @@ class AsyncProducer:
     """A producer for asyncio; ``async with`` opens and flushes it.
 
     Args:
-        open_producer: opens the synchronous one; blocks.
+        open_producer: opens the synchronous producer; blocks.
     """
 
     def __init__(self, open_producer: Callable[[], Producer]) -> None:
@@ -90,7 +90,7 @@ class AsyncProducer:
         self._producer: Producer | None = None
 
     async def append(self, value: bytes | str | None, **record: Unpack[AppendOptions]) -> Ack:
-        """Append a record and wait for its ack; as ``Producer.append``. Gather calls to batch."""
+        """Append a record and wait for its ack; as ``Producer.append``. Parallel calls batch."""
         check_options("append", record, APPEND_OPTIONS)
         producer = await self._ready()
         return await asyncio.wrap_future(producer.append(value, **record))
@@ -107,7 +107,7 @@ class AsyncProducer:
             await asyncio.to_thread(self._producer.flush)
 
     def abandon(self) -> None:
-        """Stop taking records without waiting; as ``Producer.abandon``."""
+        """Accept no more records, without waiting; as ``Producer.abandon``."""
         if self._producer is not None:
             self._producer.abandon()
 
@@ -160,7 +160,7 @@ class AsyncTransaction(ContextOnThread[Transaction]):
 
     @property
     def staged_id(self) -> str:
-        """Return the id that ends it once prepared; as ``Transaction.staged_id``."""
+        """Return the id for ending it once it is prepared; as ``Transaction.staged_id``."""
         return self._opened.staged_id
 
     async def append(
@@ -189,7 +189,7 @@ class AsyncTransaction(ContextOnThread[Transaction]):
 
 
 class AsyncStage(ContextOnThread[StagedWrite]):
-    """One part of a batch; ``async with`` begins it, and discards it without ``finish``."""
+    """One part of a batch; ``async with`` begins the part, and discards it without ``finish``."""
 
     append = awaited(StagedWrite.append)
     append_batch = awaited(StagedWrite.append_batch)
@@ -232,7 +232,7 @@ class AsyncClient(OnThread[Client]):
 
     @property
     def address(self) -> str:
-        """``host:port`` of the broker."""
+        """The ``host:port`` of the broker that answered last."""
         return self._target.address
 
     async def append(

@@ -1,4 +1,4 @@
-"""The asynchronous consumer: runs a synchronous one on a thread of its own."""
+"""The asynchronous consumer: runs a synchronous consumer on a thread of its own."""
 
 import asyncio
 from collections.abc import Callable
@@ -37,7 +37,7 @@ class ThreadConsumer(NamedTuple):
 
 
 def _take_back(consumer: Consumer, polled: "Future[list[ConsumedBatch]]") -> None:
-    """Return batches that nobody awaited to the next poll; an error recurs there anyway."""
+    """Give batches that no caller received to the next poll; an error will occur there again."""
     consumer.unread([] if polled.exception() is not None else polled.result())
 
 
@@ -48,7 +48,7 @@ class AsyncConsumer(Forwarding[Consumer]):
     synchronous ``Consumer`` as argument.
 
     Args:
-        group: its name.
+        group: the group's name.
         join: makes the synchronous consumer.
     """
 
@@ -77,7 +77,7 @@ class AsyncConsumer(Forwarding[Consumer]):
         try:
             return await asyncio.wrap_future(polled)
         except asyncio.CancelledError:
-            if not polled.cancel():  # it is running
+            if not polled.cancel():  # it is running already
                 consumer.wakeup()
                 self._thread.submit(lambda: _take_back(consumer, polled))
             raise
@@ -102,7 +102,8 @@ class AsyncConsumer(Forwarding[Consumer]):
         try:
             await self._joined()
         except asyncio.CancelledError:
-            # ``async with`` does not exit here: the member would hold its partitions.
+            # ``async with`` does not call ``__aexit__`` here, so the member would keep its
+            # partitions.
             self._is_closed = True
             self._thread.submit(lambda: self._leave(commit=False))
             raise
@@ -113,7 +114,7 @@ class AsyncConsumer(Forwarding[Consumer]):
 
     async def _joined(self) -> Consumer:
         def join() -> Consumer:
-            # Checked on the thread: several tasks may be first, and a cancelled one has joined.
+            # On the thread, since several tasks may be first, and a cancelled one may have joined.
             if self._is_closed:
                 raise DisconnectedError("this consumer is closed; create another")
             if self._consumer is None:

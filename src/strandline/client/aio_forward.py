@@ -1,9 +1,8 @@
-"""The forward from the asynchronous client to the synchronous one.
+"""The forwarding of calls from the asynchronous client to the synchronous one.
 
-``info = awaited(Groups.info)`` in a class makes ``await groups.info(…)``: the parameters, their
-types and the docstring are those of the synchronous method, which runs on a thread. So no method
-is written twice. What asyncio needs beyond that, such as cancellation, is in the other ``aio``
-modules.
+``info = awaited(Groups.info)`` in a class defines ``await groups.info(…)``: the parameters, their
+types and the docstring are those of the synchronous method, which runs on a thread. So no method is
+written twice. The other ``aio`` modules have what asyncio needs beyond that, such as cancellation.
 """
 
 import asyncio
@@ -32,7 +31,7 @@ class Forwarding(ABC, Generic[S_co]):
 
     @abstractmethod
     async def _call(self, call: Callable[[S_co], R]) -> R:
-        """Run a call on a thread, with the synchronous object."""
+        """Run a call with the synchronous object on a thread."""
 
 
 def awaited(
@@ -52,7 +51,7 @@ def awaited(
 def _check_of(
     method: Callable[..., Any], check: Callable[[Mapping[str, Any]], None] | None = None
 ) -> Callable[[Mapping[str, Any]], None]:
-    """Return a check of the options given to a method, with a hint at the nearest one it has."""
+    """Return a check of a method's options; its error suggests the most similar option."""
     parameters = inspect.signature(method).parameters.values()
     named = {each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD}
     takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
@@ -88,13 +87,13 @@ def opened_later(
     *,
     check: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> Callable[Concatenate[OnThread[S], P], A]:
-    """Return a method that makes an asynchronous object, which calls ``method`` when it is opened.
+    """Return a method that makes an asynchronous object; opening that object calls ``method``.
 
     Args:
         method: opens the synchronous object; blocks.
         make: makes the asynchronous object from that call.
-        check: rejects options at the call, instead of when the object is opened; by default those
-            that ``method`` does not have.
+        check: rejects options when the method is called, not only when the object is opened; by
+            default, options that ``method`` does not have.
     """
     check = _check_of(method, check)
 
@@ -107,7 +106,7 @@ def opened_later(
 
 
 class ContextOnThread(Forwarding[ContextT]):
-    """A context that ``async with`` begins and ends.
+    """A context that ``async with`` begins and ends; it runs on a thread.
 
     Args:
         begin: begins the synchronous context; blocks.

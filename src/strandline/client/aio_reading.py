@@ -1,4 +1,4 @@
-"""Reads and subscriptions for asyncio: each wraps a synchronous one on a thread of its own."""
+"""Reads and subscriptions for asyncio: each runs a synchronous one on a thread of its own."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -14,10 +14,10 @@ from strandline.client.reader.subscription import Subscription
 
 
 class AsyncReader:
-    """Record batches of a read, iterated with ``async for``; a cancelled wait loses none.
+    """The record batches of a read, for ``async for``; a cancelled wait loses no batch.
 
     Args:
-        stream: the read.
+        stream: the synchronous read.
     """
 
     def __init__(self, stream: BatchStream | ClusterReader) -> None:
@@ -64,12 +64,12 @@ class AsyncReader:
 
 
 class AsyncSubscription:
-    """Records as they are stored, iterated with ``async for``; opened by the first iteration.
+    """Records as they are stored, for ``async for``; the first iteration opens the subscription.
 
     A cancelled wait loses no record.
 
     Args:
-        subscribe: opens the synchronous one; blocks.
+        subscribe: opens the synchronous subscription; blocks.
     """
 
     def __init__(self, subscribe: Callable[[], Subscription]) -> None:
@@ -82,13 +82,13 @@ class AsyncSubscription:
 
     @property
     def added(self) -> Mapping[int, int]:
-        """Return the partitions added since; as ``Subscription.added``."""
+        """Return the partitions added since the start; as ``Subscription.added``."""
         return {} if self._subscription is None else self._subscription.added
 
     @property
     def positions(self) -> dict[int, int]:
         """Return the next offset of each partition; as ``Subscription.positions``."""
-        # Not the subscription's own: it counts records not yet returned.
+        # Not the subscription's own positions: they are beyond records that wait in this class.
         return {**self.added, **self._positions}
 
     def __aiter__(self) -> Self:
@@ -110,8 +110,8 @@ class AsyncSubscription:
     async def close(self) -> None:
         """End the subscription; has no effect when repeated."""
         self._is_closed = True
-        self._end()  # wakes a call that waits for a record
-        self._thread.submit(self._end)  # queued behind an open
+        self._end()  # wakes a thread that waits for a record
+        self._thread.submit(self._end)  # also ends a subscription that is being opened
         self._thread.end()
 
     def _end(self) -> None:
@@ -122,7 +122,7 @@ class AsyncSubscription:
         try:
             await self._open()
         except asyncio.CancelledError:
-            await self.close()  # ``async with`` does not exit here
+            await self.close()  # ``async with`` does not call ``__aexit__`` here
             raise
         return self
 
@@ -131,7 +131,8 @@ class AsyncSubscription:
 
     async def _open(self) -> Results[Record | None]:
         def subscribe() -> Results[Record | None]:
-            # Checked on the thread: several tasks may be first, and a cancelled one has begun.
+            # On the thread, since several tasks may be first, and a cancelled one may have opened
+            # it.
             if self._records is None:
                 subscription = self._subscription = self._subscribe()
                 self._positions = subscription.positions

@@ -18,17 +18,17 @@ T = TypeVar("T")
 Job = Callable[[], None]
 
 UNDO_S = 2.0
-"""How long a cancelled task waits for its undo; the caller may close the client next."""
+"""How long a cancelled task waits for ``undo``, since the caller may close the client next."""
 
 
 async def start_on_thread(begin: Callable[[], T], *, undo: Callable[[T], object]) -> T:
     """Run ``begin`` on a thread and return its result; undo it if the caller is cancelled.
 
-    ``async with`` does not exit a context whose entry was cancelled, so nobody else would undo it.
+    ``async with`` does not exit a context whose entry was cancelled, so nothing else would undo it.
 
     Args:
         begin: starts something, such as a transaction.
-        undo: ends it; runs on a thread, and is waited for at most ``UNDO_S``.
+        undo: ends what ``begin`` has started; runs on a thread, waited for at most ``UNDO_S``.
     """
     loop = asyncio.get_running_loop()
     started, job = _job(begin)
@@ -36,7 +36,7 @@ async def start_on_thread(begin: Callable[[], T], *, undo: Callable[[T], object]
     try:
         return await asyncio.wrap_future(started)
     except asyncio.CancelledError:
-        if not started.cancel():  # it is running
+        if not started.cancel():  # it is running already
             undone = loop.run_in_executor(None, _undo, started, undo)
             await asyncio.wait((undone,), timeout=UNDO_S)
         raise
@@ -48,11 +48,11 @@ def _undo(started: "concurrent.futures.Future[T]", undo: Callable[[T], object]) 
     try:
         undo(started.result())
     except StrandlineError as error:
-        logger.warning("could not undo a call whose task was cancelled: %s", error)
+        logger.warning("a call whose task was cancelled could not be undone: %s", error)
 
 
 def _job(function: Callable[[], T]) -> "tuple[concurrent.futures.Future[T], Job]":
-    """Return a future and a job that runs the function and resolves it."""
+    """Return a future, and a job that runs the function and sets the future's result."""
     future: concurrent.futures.Future[T] = concurrent.futures.Future()
 
     def job() -> None:
@@ -69,8 +69,8 @@ def _job(function: Callable[[], T]) -> "tuple[concurrent.futures.Future[T], Job]
 class DedicatedThread:
     """A thread for calls that block for long, so that they do not occupy asyncio's thread pool.
 
-    It is a daemon, so a call that never ends does not keep the process alive. It ends when nobody
-    refers to it any longer.
+    The thread is a daemon, so a call that never ends does not keep the process alive. It ends once
+    nothing refers to this object any more.
     """
 
     def __init__(self, name: str) -> None:
@@ -129,7 +129,7 @@ class Results(Generic[T]):
 
 
 def _work(jobs: "queue.SimpleQueue[Job | None]") -> None:
-    """Run jobs one after the other; keeps no reference to a job or its owner while it waits."""
+    """Run jobs one after another; keep no reference to a job or its owner while waiting."""
     while (job := jobs.get()) is not None:
         job()
         del job

@@ -1,6 +1,6 @@
 """Checks of user arguments: numbers, names, offsets and times.
 
-Numbers may come from arrays and data frames: whatever Python accepts as an index is a number.
+Numbers may come from arrays and data frames: anything that Python accepts as an index is a number.
 """
 
 import difflib
@@ -17,7 +17,7 @@ from strandline.types import PartitionName
 
 _TIME_NS_MAX = (1 << 63) - 1
 _WAIT_S_MAX = 1e9
-"""Python's locks accept no infinite timeout."""
+"""The longest wait in seconds: Python's locks accept no infinite timeout."""
 
 
 def options_of(function: Callable[..., Any]) -> tuple[str, ...]:
@@ -27,10 +27,11 @@ def options_of(function: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def check_options(method: str, given: Mapping[str, Any], known: Collection[str]) -> None:
-    """Reject options that a public method does not have, as Python does for its own arguments.
+    """Reject options that a public method does not have, as Python does for its parameters.
 
     Raises:
-        TypeError: naming the method, the first such option, and the nearest one it has.
+        TypeError: there is such an option; the message names method, option, and the most similar
+            one.
     """
     for name in given:
         if name not in known:
@@ -40,10 +41,10 @@ def check_options(method: str, given: Mapping[str, Any], known: Collection[str])
 
 
 def whole_number(value: Any, what: str) -> int:
-    """Convert a whole number to ``int``; ``what`` names it in the error.
+    """Convert a whole number to ``int``; errors name it by ``what``.
 
     Raises:
-        InvalidRequestError: it is not a whole number.
+        InvalidRequestError: the value is not a whole number.
     """
     if not isinstance(value, bool):
         try:
@@ -54,13 +55,13 @@ def whole_number(value: Any, what: str) -> int:
 
 
 def check_number(value: Any, what: str, *, least: float = 0) -> None:
-    """Check that a number is at least ``least``; ``what`` names it in the error.
+    """Check that a number is at least ``least``; errors name it by ``what``.
 
     Raises:
-        InvalidRequestError: it is not a number, or smaller.
+        InvalidRequestError: the value is not a number, or is smaller.
     """
     try:
-        is_good = bool(value >= least)  # no NaN
+        is_good = bool(value >= least)  # False for NaN
     except TypeError:
         is_good = False
     if not is_good:
@@ -68,10 +69,10 @@ def check_number(value: Any, what: str, *, least: float = 0) -> None:
 
 
 def wait(seconds: Any, what: str) -> float:
-    """Convert a timeout to seconds, 0 if it is negative; ``what`` names it in the error.
+    """Convert a timeout to seconds, at least 0; errors name it by ``what``.
 
     Raises:
-        InvalidRequestError: it is not a number.
+        InvalidRequestError: the value is not a number.
     """
     try:
         if seconds >= 0:
@@ -84,10 +85,10 @@ def wait(seconds: Any, what: str) -> float:
 
 
 def milliseconds(seconds: Any, what: str) -> int:
-    """Convert seconds to milliseconds, at least 1; ``what`` names the time in the error.
+    """Convert seconds to milliseconds, at least 1; errors name the time by ``what``.
 
     Raises:
-        InvalidRequestError: it is not a positive number.
+        InvalidRequestError: the value is not a positive number.
     """
     try:
         if 0 < seconds < math.inf:
@@ -98,10 +99,10 @@ def milliseconds(seconds: Any, what: str) -> int:
 
 
 def text(name: Any, what: str) -> str:
-    """Return a name if it is text; ``what`` says of what. JSON would encode bytes as Base64.
+    """Return a name if it is text (JSON would encode bytes as Base64); errors name it by ``what``.
 
     Raises:
-        InvalidRequestError: it is not text.
+        InvalidRequestError: the name is not text.
     """
     if not isinstance(name, str):
         raise InvalidRequestError(f"the name of {what} must be text, got {name!r}")
@@ -109,10 +110,10 @@ def text(name: Any, what: str) -> str:
 
 
 def listed(values: Any, what: str) -> list[Any]:
-    """Convert an iterable to a list; reject a single text or bytes given in its place.
+    """Convert an iterable to a list; reject a single text or bytes instead of several values.
 
     Raises:
-        InvalidRequestError: it is a single value.
+        InvalidRequestError: the value is a single one, or not iterable.
     """
     if not isinstance(values, str | bytes):
         try:
@@ -123,10 +124,10 @@ def listed(values: Any, what: str) -> list[Any]:
 
 
 def utf8(given: str, what: str) -> bytes:
-    """Encode text as UTF-8; ``what`` names it in the error.
+    """Encode text as UTF-8; errors name it by ``what``.
 
     Raises:
-        InvalidRecordError: it has half of a surrogate pair, which UTF-8 cannot encode.
+        InvalidRecordError: the text has a lone surrogate, which UTF-8 cannot encode.
     """
     try:
         return given.encode()
@@ -138,10 +139,10 @@ def utf8(given: str, what: str) -> bytes:
 
 
 def offsets_by_number(offsets: Any, what: str) -> dict[int, int]:
-    """Convert offsets by partition number to plain integers; ``what`` names them in the error.
+    """Convert offsets by partition number to plain integers; errors name them by ``what``.
 
     Raises:
-        InvalidRequestError: they are not a mapping of whole numbers.
+        InvalidRequestError: the offsets are not a mapping of whole numbers.
     """
     if not isinstance(offsets, Mapping):
         raise InvalidRequestError(
@@ -157,7 +158,7 @@ def offsets_by_partition(offsets: Mapping[Any, Any]) -> dict[PartitionName, int]
     """Convert offsets by stream and partition to plain integers.
 
     Raises:
-        InvalidRequestError: they are not a mapping of whole numbers.
+        InvalidRequestError: the offsets are not a mapping of whole numbers.
     """
     try:
         given = [(text(name, "a stream"), number, at) for (name, number), at in offsets.items()]
@@ -172,16 +173,16 @@ def offsets_by_partition(offsets: Mapping[Any, Any]) -> dict[PartitionName, int]
 
 
 def nanoseconds(moment: datetime) -> int:
-    """Convert a time to Unix nanoseconds; one without a zone is in UTC, on every machine.
+    """Convert a time to Unix nanoseconds; a time without a zone is in UTC, on every machine.
 
     Raises:
-        InvalidRequestError: it is not a datetime, or beyond what 64 bits hold.
+        InvalidRequestError: the value is not a datetime, or does not fit into 64 bits.
     """
     if not isinstance(moment, datetime):
         raise InvalidRequestError(f"a time must be a datetime, got {moment!r}")
     try:
         plain = datetime.combine(moment.date(), moment.timetz())
-    except ValueError as error:  # pandas' NaT
+    except ValueError as error:  # such as NaT of pandas
         raise InvalidRequestError(f"a time must be a datetime, got {moment!r}") from error
     aware = plain if plain.utcoffset() is not None else plain.replace(tzinfo=UTC)
     found = (aware - EPOCH) // timedelta(microseconds=1) * 1000

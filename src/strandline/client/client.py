@@ -1,7 +1,7 @@
 """The synchronous client of a broker or a cluster, safe to use from several threads.
 
-It finds leaders by itself: the address of any broker is enough, and several addresses help while
-one broker is away.
+It finds leaders by itself: the address of any broker is enough. Several addresses help while one of
+    the brokers cannot be reached.
 """
 
 import threading
@@ -36,7 +36,7 @@ from strandline.errors import RequestTimeoutError
 
 TIMEOUT_S = 10.0
 APPEND_TIMEOUT_S = 35.0
-"""A little longer than a producer tries."""
+"""A little longer than a producer tries to deliver a record."""
 R = TypeVar("R")
 
 
@@ -52,28 +52,28 @@ def connect(
     """Connect to a broker, and with it to its cluster.
 
     Args:
-        address: ``host:port`` of Arrow Flight, or ``tls://host:port`` with TLS; several, separated
-            by commas, for when one of them is away.
+        address: ``host:port`` of Arrow Flight, or ``tls://host:port`` with TLS; several addresses,
+            separated by commas, help while one of the brokers cannot be reached.
         timeout_s: timeout of calls other than reads and appends.
         ca: PEM file of the authority that signs the brokers' certificates; by default
             ``STRANDLINE_CA``, or the authorities that gRPC trusts.
         certificate: PEM file of the client's certificate, for brokers that require one; by default
             ``STRANDLINE_CERTIFICATE``.
-        key: PEM file of its key; by default ``STRANDLINE_KEY``.
+        key: PEM file of the certificate's key; by default ``STRANDLINE_KEY``.
         token: identifies the client to brokers with access control; by default
             ``STRANDLINE_TOKEN``.
 
     Raises:
-        DisconnectedError: no broker answers there, or its certificate is not trusted.
-        InvalidRequestError: not an address, or a certificate is given for an address without TLS.
+        DisconnectedError: no broker answers at the address, or its certificate is not trusted.
+        InvalidRequestError: the address is malformed, or lacks TLS although a certificate is given.
         InvalidConfigError: a certificate or key cannot be used.
         UnauthenticatedError: the broker requires authentication, and the token or certificate is
             missing or wrong.
-        NotAllowedError: the client has no permissions there.
+        NotAllowedError: the client has no permissions on the broker.
     """
     credentials = Credentials(token=token or "")
     if ca or certificate or key:
-        credentials = Credentials.given(ca, certificate, key, token=token)
+        credentials = Credentials.resolve(ca, certificate, key, token=token)
     client = Client(address, timeout_s=timeout_s, credentials=credentials)
     try:
         client.server_info()
@@ -87,12 +87,12 @@ class Client(StreamAdminCalls, ReadCalls, TransactionalClient, ClosesOnExit):
     """A client of a broker or a cluster. Use it as a context manager, or ``close`` it.
 
     Args:
-        address: as ``connect``.
-        timeout_s: as ``connect``.
-        credentials: a token, and files for TLS; by default those of the environment.
+        address: as for ``connect``.
+        timeout_s: as for ``connect``.
+        credentials: a token, and files for TLS; by default from the environment.
 
     Raises:
-        InvalidRequestError, InvalidConfigError: as ``connect``.
+        InvalidRequestError, InvalidConfigError: as for ``connect``.
     """
 
     def __init__(
@@ -107,9 +107,9 @@ class Client(StreamAdminCalls, ReadCalls, TransactionalClient, ClosesOnExit):
         self._server: admin.ServerInfo | None = None
         self._appenders: dict[str, Producer] = {}
         self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
-        """Producers in use; one that is garbage-collected ends by itself."""
+        """The open producers; a producer that is garbage-collected closes itself."""
         self._transactional_producers: weakref.WeakSet[Producer] = weakref.WeakSet()
-        """Producers of transactions, whose failures the transaction reports."""
+        """The producers of transactions; the transaction reports their failures."""
 
     @property
     def address(self) -> str:
@@ -122,14 +122,14 @@ class Client(StreamAdminCalls, ReadCalls, TransactionalClient, ClosesOnExit):
         """Return the version and limits of the broker.
 
         Raises:
-            DisconnectedError: it does not answer.
+            DisconnectedError: the broker does not answer.
         """
         info = self._server = self._brokers.server_info()
         return info
 
     @property
     def brokers(self) -> ClusterClient:
-        """Return the brokers, to run a command of the admin API at one, or at all of them."""
+        """Return the brokers, for running an admin command at one of them, or at all."""
         return self._known
 
     @property
@@ -158,18 +158,18 @@ class Client(StreamAdminCalls, ReadCalls, TransactionalClient, ClosesOnExit):
         For many records use ``producer``, which batches them.
 
         Args:
-            stream: its name.
-            value: the payload, as in ``Producer.append``; so are the next five.
+            stream: the stream's name.
+            value: the payload; this and the next five are as for ``Producer.append``.
             key: for compaction and partitioning.
-            subject: by default the stream's.
+            subject: the NATS subject; by default the stream's.
             headers: a mapping, or (name, value) pairs.
-            partition: where to append.
+            partition: the partition to append to.
             message_id: deduplicates a repeated append to the same partition.
             timeout_s: how long to wait for the ack.
 
         Raises:
-            RequestTimeoutError: no ack in time; whether the record was stored is unknown.
-            StrandlineError: it was not stored.
+            RequestTimeoutError: no ack in time; the record may have been stored.
+            StrandlineError: the record was not stored.
         """
         with within(wait(timeout_s, "timeout_s")) as deadline_s:
             future = self.appender(stream).append(
@@ -193,14 +193,14 @@ class Client(StreamAdminCalls, ReadCalls, TransactionalClient, ClosesOnExit):
         """Append the rows of a table and wait for their acks.
 
         Args:
-            stream: its name.
-            data: as in ``Producer.append_batch``.
-            partition: where to append; by default each row is routed on its own.
+            stream: the stream's name.
+            data: the table, as for ``Producer.append_batch``.
+            partition: the partition to append to; by default each row is routed by itself.
             timeout_s: how long to wait for the acks.
 
         Raises:
-            RequestTimeoutError: no ack in time; whether the rows were stored is unknown.
-            StrandlineError: not all rows were stored; a note says how many were.
+            RequestTimeoutError: no ack in time; the rows may have been stored.
+            StrandlineError: not all rows were stored; a note on the error says how many were.
         """
         with within(wait(timeout_s, "timeout_s")) as deadline_s:
             future = self.appender(stream).append_batch(data, partition=partition)
@@ -217,7 +217,7 @@ class Client(StreamAdminCalls, ReadCalls, TransactionalClient, ClosesOnExit):
         delivery_timeout_s: float = 30.0,
         idempotent: bool = True,
     ) -> Producer:
-        """Return a producer for a stream; arguments as ``Producer``.
+        """Return a producer for a stream; the arguments are those of ``Producer``.
 
         Raises:
             UnknownStreamError: there is no such stream.
@@ -255,7 +255,7 @@ class Client(StreamAdminCalls, ReadCalls, TransactionalClient, ClosesOnExit):
             appender.close()
 
     def appender(self, stream: str) -> Producer:
-        """Return the producer behind ``append``: no linger, batches what arrives during a send.
+        """Return the producer behind ``append``: no linger; calls during a send share a batch.
 
         Raises:
             UnknownStreamError: there is no such stream.
@@ -281,13 +281,13 @@ class Client(StreamAdminCalls, ReadCalls, TransactionalClient, ClosesOnExit):
         """Join a consumer group, whose members share the partitions of its streams.
 
         Args:
-            group: its name.
-            streams: one stream to consume, or several.
-            **options: fields of ``consumer.Options``, such as ``commit_interval_s``.
+            group: the group's name.
+            streams: the stream to consume, or several.
+            **options: the fields of ``consumer.Options``, such as ``commit_interval_s``.
 
         Raises:
             UnknownStreamError: there is no such stream.
-            StrandlineError: the group's coordinator rejects, or cannot be reached.
+            StrandlineError: the group's coordinator rejects the consumer, or cannot be reached.
         """
         check_options("consumer", options, Options._fields)
         names = [streams] if isinstance(streams, str) else streams
@@ -329,12 +329,12 @@ class Client(StreamAdminCalls, ReadCalls, TransactionalClient, ClosesOnExit):
         ``ClientClosedError`` from then on; an open transaction is aborted at its timeout.
 
         Raises:
-            StrandlineError: an append whose future was not examined failed.
+            StrandlineError: an append failed, and its future was not examined.
         """
         with self._lock:
             producers, self._appenders = list(self._producers), {}
             transaction = list(self._transactional_producers)
-        with ExitStack() as closing:  # closes all even if one fails
+        with ExitStack() as closing:  # closes all, even if one of them raises
             closing.callback(self._brokers.close)
             for producer in transaction:
                 closing.callback(producer.abandon)
@@ -342,7 +342,7 @@ class Client(StreamAdminCalls, ReadCalls, TransactionalClient, ClosesOnExit):
                 closing.callback(producer.close)
 
     def abandon(self) -> None:
-        """Close at once, without flushing; the outcome of appends in flight is unknown."""
+        """Close at once, without flushing; appends in flight may or may not be stored."""
         with self._lock:
             producers, self._appenders = [*self._producers, *self._transactional_producers], {}
         for producer in producers:
@@ -353,12 +353,12 @@ class Client(StreamAdminCalls, ReadCalls, TransactionalClient, ClosesOnExit):
         self.close()
 
     def __repr__(self) -> str:
-        """Return the address it is connected to."""
+        """Return a text with the address."""
         return f"Client({self.address!r})"
 
 
 def _wait(future: AckFuture[R], deadline_s: float, *, timeout_s: float) -> R:
-    """Return a future's result; raise its timeout as ``RequestTimeoutError``."""
+    """Return a future's result; raise ``RequestTimeoutError`` if it takes too long."""
     try:
         return future.result(max(0.0, deadline_s - time.monotonic()))
     except TimeoutError as error:
@@ -366,7 +366,7 @@ def _wait(future: AckFuture[R], deadline_s: float, *, timeout_s: float) -> R:
 
 
 def no_ack(timeout_s: float) -> RequestTimeoutError:
-    """Return the error of an append whose ack did not arrive in time."""
+    """Return the error of an append without an ack in time."""
     return RequestTimeoutError(
         f"no ack within {timeout_s:g} s; whether it was stored is unknown: give a message id, and "
         "append it again under the same one"

@@ -1,4 +1,4 @@
-"""Closing at the end of a ``with`` block without hiding the block's own error."""
+"""The end of a ``with`` block: closes its context without hiding the block's own error."""
 
 from abc import ABC, abstractmethod
 from types import TracebackType
@@ -8,14 +8,14 @@ from strandline.errors import StrandlineError
 
 
 class ClosesOnExit(ABC):
-    """A context that closes itself; a failure of that is added to the block's error as a note."""
+    """A context that closes itself; if that fails after an error of the block, it adds a note."""
 
     _failure_means: ClassVar[str] = "records failed"
-    """The consequence of such a failure, for the note."""
+    """The consequence of a failure to close, for the note."""
 
     @abstractmethod
     def _end_context(self, error: BaseException | None, /) -> None:
-        """End the context, after an error of its block or none."""
+        """End the context; ``error`` is the error of its block, or None."""
 
     def __enter__(self) -> Self:
         return self

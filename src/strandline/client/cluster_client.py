@@ -1,10 +1,10 @@
-"""The brokers a client knows: a connection to each, and the routing of calls.
+"""The brokers that a client knows: a connection to each, and the routing of calls.
 
 A single broker gets every call, and its failures are raised at once. In a cluster any broker
-answers queries and takes admin commands, so the next one is asked when one is away, until
-``timeout_s``; calls about a partition go to its leader.
+answers queries and accepts admin commands; if one cannot be reached, the next is asked, until
+``timeout_s``. Calls about a partition go to its leader.
 
-Rule: a change that may have happened is never sent again. Safe to use from several threads.
+Rule: a change that may have been made is never sent again. Safe to use from several threads.
 """
 
 import threading
@@ -33,26 +33,25 @@ from strandline.errors import (
 )
 
 ATTEMPT_S = 3.0
-"""Timeout of a query at one broker of several. A leader answers within two seconds even if it has
-just lost its leadership, other brokers from memory.
-"""
+"""The timeout of a query at one of several brokers. A leader answers within two seconds even if it
+has just lost its leadership; other brokers answer from memory."""
 Q = TypeVar("Q")
 A = TypeVar("A")
 R = TypeVar("R")
 Call = Callable[[BrokerConnection, float], list[A]]
-"""A call to a broker, with a timeout."""
+"""A call to a broker, with a timeout in seconds."""
 
 
 class ClusterClient:
-    """The brokers of a cluster, or the only one.
+    """The brokers of a cluster, or a single broker.
 
     Args:
-        addresses: ``host:port``, or several of them separated by commas.
-        timeout_s: timeout of a query, all attempts together.
-        credentials: for TLS; by default those of the environment.
+        addresses: ``host:port``, or several separated by commas.
+        timeout_s: the timeout of a query, including all attempts.
+        credentials: a token, and files for TLS; by default from the environment.
 
     Raises:
-        InvalidRequestError, InvalidConfigError: as ``BrokerConnection``.
+        InvalidRequestError, InvalidConfigError: as for ``BrokerConnection``.
     """
 
     def __init__(
@@ -85,7 +84,7 @@ class ClusterClient:
 
     @property
     def is_cluster(self) -> bool:
-        """Return whether there is another broker to ask."""
+        """Return whether there are several brokers to ask."""
         return self.metadata.is_cluster
 
     def connection(self, address: str) -> BrokerConnection:
@@ -100,11 +99,11 @@ class ClusterClient:
             return found
 
     def named_broker(self) -> str:
-        """Return the address of the only broker the caller named, as its cluster knows it.
+        """Return the address of the only broker that the caller named, as its cluster knows it.
 
         Raises:
-            InvalidRequestError: several were named.
-            StrandlineError: it does not answer.
+            InvalidRequestError: several brokers were named.
+            StrandlineError: the broker does not answer.
         """
         seeds = self.metadata.seeds
         if len(seeds) > 1:
@@ -125,7 +124,7 @@ class ClusterClient:
     # Any broker
 
     def ask(self, command: AdminCommand[Q, A], request: Q, *, wait_s: float = 0.0) -> list[A]:
-        """Run a query at any broker; arguments as ``BrokerConnection.action``.
+        """Run a query at any broker; the arguments are those of ``BrokerConnection.action``.
 
         Raises:
             StrandlineError: the last broker's error, or that none answered in time.
@@ -137,8 +136,8 @@ class ClusterClient:
         """Run a command that changes something at any broker.
 
         Raises:
-            DisconnectedError, RequestTimeoutError: whether it was done is unknown.
-            StrandlineError: as ``ask``; it was not done.
+            DisconnectedError, RequestTimeoutError: the change may have been made.
+            StrandlineError: as for ``ask``; the change was not made.
         """
         with within(self._timeout_s):
             if self.is_cluster:
@@ -157,17 +156,18 @@ class ClusterClient:
 
         Raises:
             UnknownStreamError: there is no such stream.
-            UnavailableError: no broker is in touch with a majority of the cluster.
+            UnavailableError: no broker reaches a majority of the cluster.
         """
         body = admin.StreamInfoRequest(name=stream)
         [info] = self.ask(admin.STREAM_INFO, body)
         return self.metadata.take(info)
 
     def known_routes(self, stream: str) -> Routes:
-        """Return the leaders of a stream's partitions as they were looked up last.
+        """Return the leaders of a stream's partitions from the last lookup.
 
         Raises:
-            StrandlineError: as ``routes``, if they were not looked up yet, or one had no leader.
+            StrandlineError: as for ``routes``, if there was no lookup yet, or a partition had no
+                leader.
         """
         known = self.metadata.routes(stream)
         if known is None or "" in self.leaders(known).values():
@@ -175,7 +175,7 @@ class ClusterClient:
         return known
 
     def any_broker_knows(self, partitions: Iterable[tuple[str, int]]) -> bool:
-        """Return whether any broker knows the partitions; some may learn of them later."""
+        """Return whether any broker knows these partitions; others may learn of them later."""
         try:
             return self.is_cluster and all(
                 number in self.routes(stream) for stream, number in partitions
@@ -184,7 +184,7 @@ class ClusterClient:
             return False
 
     def leaders(self, routes: Routes) -> dict[int, str]:
-        """Return the address of each partition's leader; "" if it has none now."""
+        """Return the address of each partition's leader; "" if it has no leader now."""
         if not self.metadata.brokers:
             return dict.fromkeys(routes, self.home)
         return {number: each.leader for number, each in routes.items()}
@@ -207,7 +207,7 @@ class ClusterClient:
                 found = self._attempt(address, call, is_change=is_change)
                 self.metadata.check_newest(address, _metadata_index(found))
             except StrandlineError as error:
-                # A broker's error says more than another one's silence.
+                # An error that a broker answered says more than that another did not answer.
                 if failure is None or not error.is_connection_loss:
                     failure = error
                 if not self._may_ask_another(error, is_change=is_change):
@@ -231,12 +231,12 @@ class ClusterClient:
             raise
 
     def _may_ask_another(self, error: StrandlineError, *, is_change: bool) -> bool:
-        """Return whether another broker may succeed without doing anything twice."""
+        """Return whether to ask another broker: nothing would be done twice, and it may succeed."""
         if not self.is_cluster or self._is_closed:
             return False
         if is_change:
             return error.is_rejection or type(error) is UnavailableError
-        # A new stream is not known everywhere yet.
+        # A broker may not know a new stream yet.
         return is_passing(error) or isinstance(error, UnknownStreamError)
 
     # Every broker
@@ -244,11 +244,11 @@ class ClusterClient:
     def ask_all(
         self, command: AdminCommand[Q, A], request: Q, *, timeout_s: float = ATTEMPT_S
     ) -> dict[str, list[A] | StrandlineError]:
-        """Run a query at every broker in service, at the same time; return answers by address.
+        """Run a query at all brokers in service at the same time; return the answers by address.
 
         Args:
             command: the query.
-            request: its request.
+            request: the query's request.
             timeout_s: how long to wait for each broker.
 
         Returns:
@@ -286,14 +286,14 @@ class ClusterClient:
         numbers: Collection[int] | None = None,
         routes: Routes | None = None,
     ) -> list[tuple[tuple[int, ...], A]]:
-        """Ask the leader of each partition; return its partitions with each answer.
+        """Ask the leader of each partition; return each answer with the partitions it is about.
 
         Args:
-            stream: its name.
+            stream: the stream's name.
             command: the command, which has one result.
-            request: makes the request from the numbers of a leader's partitions.
+            request: makes the request to a leader from the numbers of its partitions.
             numbers: the partitions; None: all.
-            routes: where they are led, if that was looked up just now.
+            routes: the leaders, if they were looked up just before.
 
         Raises:
             NotLeaderError: a partition has had no leader for too long.
@@ -317,7 +317,7 @@ class ClusterClient:
         """Resolve the range of each partition of a read at its leader, with one call to each.
 
         Args:
-            request: the stream, a partition or all, and bounds.
+            request: the read: its stream, partitions and bounds.
             numbers_of: chooses the partitions that are needed.
 
         Raises:
@@ -348,10 +348,10 @@ class ClusterClient:
         return self._retried(attempt)
 
     def _retried(self, attempt: Callable[[], R]) -> R:
-        """Repeat a call to leaders while it may be that they move."""
+        """Repeat a call to leaders while the reason of its failure may be a change of leaders."""
 
         def should_retry(error: StrandlineError) -> bool:
-            # New streams and partitions are not known everywhere yet.
+            # A broker may not know a new stream or partition yet.
             is_early = isinstance(error, UnknownStreamError | UnknownPartitionError)
             return self.is_cluster and (is_passing(error) or is_early)
 
@@ -376,7 +376,7 @@ class ClusterClient:
 
 
 def _action(command: AdminCommand[Q, A], request: Q, *, wait_s: float = 0.0) -> Call[A]:
-    """Return a call that runs a command."""
+    """Return a function that runs a command at a broker."""
     return lambda connection, timeout_s: connection.action(
         command, request, wait_s=wait_s, timeout_s=timeout_s
     )
@@ -388,14 +388,14 @@ def _metadata_index(found: list[Any]) -> int:
 
 
 def _with_earlier_error(error: StrandlineError, before: StrandlineError) -> StrandlineError:
-    """Return the error, with the message of another broker's earlier one."""
+    """Return the error, extended by the message of an earlier broker's error."""
     if error is before:
         return error
     return type(error)(f"{error.message}; before that: {before.message}")
 
 
 def group(leaders: Mapping[int, str]) -> dict[str, tuple[int, ...]]:
-    """Group partitions by leader, in order."""
+    """Group partitions by their leader, in order."""
     found: dict[str, list[int]] = {}
     for number, leader in sorted(leaders.items()):
         found.setdefault(leader, []).append(number)

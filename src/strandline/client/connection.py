@@ -1,7 +1,7 @@
-"""A connection to one broker: addresses, calls, and translated errors.
+"""A connection to one broker: its address, calls, and the translation of errors.
 
-gRPC connects on first use and reconnects after a loss; this wrapper sets how eagerly, limits
-message sizes and translates every failure. Safe to use from several threads.
+gRPC connects on first use and reconnects after a loss. This module sets how eagerly it does so,
+limits the size of messages and translates every failure. Safe to use from several threads.
 """
 
 import os
@@ -23,7 +23,7 @@ from strandline.api.status import from_flight
 from strandline.api.tickets import Bound, ReadRequest, check_request
 from strandline.api.wire import decode, encode
 from strandline.client.deadline import limited
-from strandline.client.tls import Credentials, token_given
+from strandline.client.tls import Credentials, resolve_token
 from strandline.errors import (
     ClientClosedError,
     InvalidRequestError,
@@ -34,13 +34,14 @@ from strandline.malloc_tuning import keep_freed_memory
 DEFAULT_PORT = 9293
 MESSAGE_BYTES_MAX = 256 << 20
 OPTIONS: list[tuple[str, int]] = [
-    # Clients of one process must not share a broken connection's back-off.
+    # Separate connections, so that clients in one process do not share the back-off of a broken
+    # one.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-    # Detects a dead machine. Servers close connections with pings more often than every 300 s.
+    # Detects a dead machine. Not more often, since servers close connections that ping every 300 s.
     ("grpc.keepalive_time_ms", 310_000),
     ("grpc.keepalive_timeout_ms", 20_000),
 ]
@@ -49,8 +50,8 @@ _ADDRESS = re.compile(
     r"(?P<host>\[[0-9a-fA-F:.]+\]|[^:/\[\]\s]*)(?::(?P<port>\d{1,5}))?/?"
 )
 _ALIGNED = (
-    # gRPC leaves a message at any address. Arrow's own computations warn of each such buffer; where
-    # ``ensure_alignment`` is not known yet, Arrow copies them there.
+    # gRPC leaves a message at any memory address. Arrow's own computations warn about each such
+    # buffer. Versions without ``ensure_alignment`` copy the buffers anyway.
     pa.ipc.IpcReadOptions(ensure_alignment=pa.ipc.Alignment.DataTypeSpecific)
     if hasattr(pa.ipc, "Alignment")
     else pa.ipc.IpcReadOptions()
@@ -59,9 +60,8 @@ Q = TypeVar("Q")
 A = TypeVar("A")
 _has_used_grpc = threading.Event()
 _lacks_threads = threading.Event()
-"""Set in a process forked from one that has used gRPC, whose threads do not exist here: calls would
-hang beyond every timeout.
-"""
+"""Set in a process forked from one that has used gRPC: gRPC's threads do not exist in it, so calls
+would hang beyond every timeout."""
 
 
 def _was_forked() -> None:
@@ -73,7 +73,7 @@ os.register_at_fork(after_in_child=_was_forked)
 
 
 def parse_address(address: str) -> tuple[str, str]:
-    """Parse an address into a display form and a Flight URI.
+    """Parse an address; return its display form and its Flight URI.
 
     Args:
         address: ``host:port``, ``host``, ``grpc://host:port``, or ``tls://host:port`` with TLS.
@@ -82,7 +82,7 @@ def parse_address(address: str) -> tuple[str, str]:
         ``host:port`` and the URI.
 
     Raises:
-        InvalidRequestError: it is none of these.
+        InvalidRequestError: the address has another form.
     """
     found = _ADDRESS.fullmatch(str(address).strip())
     if found is None or not (found["host"] or found["port"]):
@@ -103,28 +103,28 @@ class ResolvedRange(NamedTuple):
 
     start: Bound
     stop: Bound | None
-    """None: the read follows."""
+    """None: the read has no end."""
     partition: PartitionInfo
 
 
 class ResolvedRead(NamedTuple):
-    """The answer of GetFlightInfo."""
+    """A read, resolved by GetFlightInfo."""
 
     stream: StreamInfo
     ranges: dict[int, ResolvedRange]
-    """By partition."""
+    """The range of each partition."""
 
     @property
     def metadata_index(self) -> int:
-        """Return the index of the broker's newest metadata entry."""
+        """Return the index of the newest metadata entry that the broker has applied."""
         return self.stream.metadata_index
 
 
 class ActiveRead(Protocol):
-    """A read under way; see ``reading.BatchStream``."""
+    """A read in progress; see ``reading.BatchStream``."""
 
     def cancel(self) -> None:
-        """End it, from any thread."""
+        """End the read; any thread may call this."""
         ...
 
 
@@ -132,13 +132,13 @@ class BrokerConnection:
     """Calls to one broker.
 
     Args:
-        address: as ``parse_address`` takes it.
-        timeout_s: timeout of calls other than reads and puts.
-        credentials: a token, and files for TLS; by default those of the environment.
+        address: in a form that ``parse_address`` accepts.
+        timeout_s: the timeout of calls other than reads and puts.
+        credentials: a token, and files for TLS; by default from the environment.
 
     Raises:
-        InvalidRequestError: not an address, or credentials are given for one without TLS.
-        InvalidConfigError: files of the credentials cannot be used.
+        InvalidRequestError: the address is malformed, or lacks TLS although a certificate is given.
+        InvalidConfigError: a file of the credentials cannot be used.
     """
 
     def __init__(
@@ -151,9 +151,9 @@ class BrokerConnection:
         if credentials.has_files and not self._is_tls:
             raise InvalidRequestError(f"certificates need TLS; connect to tls://{self.address}")
         if self._is_tls and not credentials.has_files:
-            credentials = Credentials.given(token=credentials.token)
+            credentials = Credentials.resolve(token=credentials.token)
         elif not credentials.token:
-            credentials = credentials._replace(token=token_given(None))
+            credentials = credentials._replace(token=resolve_token(None))
         self._credentials = credentials
         self._tls = credentials.options()
         self._lock = threading.Lock()
@@ -180,12 +180,12 @@ class BrokerConnection:
 
         Args:
             command: one of ``api.commands.COMMANDS``.
-            request: its request; None if it takes none.
-            wait_s: how long the broker was asked to wait before it answers.
-            timeout_s: timeout beyond ``wait_s``; None: the connection's.
+            request: the command's request; None if it has none.
+            wait_s: how long the request lets the broker wait before it answers.
+            timeout_s: the timeout in addition to ``wait_s``; None: the connection's.
 
         Raises:
-            StrandlineError: the broker's error, or that it did not answer.
+            StrandlineError: the broker's error, or the broker did not answer.
         """
         data = b"" if request is None else encode(request)
         limit_s = self._timeout_s if timeout_s is None else timeout_s
@@ -198,10 +198,10 @@ class BrokerConnection:
         return [decode(body, command.result, what="answer", bytes_max=most) for body in bodies]
 
     def read(self, request: ReadRequest) -> fl.FlightStreamReader:
-        """Begin a read; its schema has arrived when this returns.
+        """Begin a read; return when its schema has arrived.
 
         Raises:
-            StrandlineError: the broker's error, or that it did not answer.
+            StrandlineError: the broker's error, or the broker did not answer.
         """
         check_request(request)
         flight, ticket = self.flight(), fl.Ticket(encode(request))
@@ -216,8 +216,8 @@ class BrokerConnection:
             except Exception as error:  # noqa: BLE001 - raised where the read is waited for
                 beginning.set_exception(error)
 
-        # On a thread: pyarrow blocks Ctrl-C and deadlines, and a gRPC deadline would limit the
-        # whole read, not only the wait for its beginning.
+        # On a thread, since pyarrow blocks Ctrl-C and deadlines. A gRPC deadline would limit the
+        # whole read, not only the wait for its schema.
         threading.Thread(target=begin, name="strandline-begin", daemon=True).start()
         limit_s = limited(self._timeout_s)
         with self.translated():
@@ -231,10 +231,10 @@ class BrokerConnection:
                 ) from error
 
     def resolve(self, request: ReadRequest, *, timeout_s: float) -> ResolvedRead:
-        """Resolve a read: the ranges of its partitions, and what the broker knows of the stream.
+        """Resolve a read: return its range in each partition, and the broker's view of the stream.
 
         Raises:
-            StrandlineError: the broker's error, or that it did not answer.
+            StrandlineError: the broker's error, or the broker did not answer.
         """
         headers = self._credentials.headers
         options = fl.FlightCallOptions(timeout=limited(timeout_s), headers=headers)
@@ -263,8 +263,8 @@ class BrokerConnection:
         """Return the Flight client behind this connection.
 
         Raises:
-            ClientClosedError: the connection was closed.
-            InvalidRequestError: the process was forked from one that had used a client.
+            ClientClosedError: the connection is closed.
+            InvalidRequestError: the process was forked from a process that had used a client.
         """
         if _lacks_threads.is_set():
             raise InvalidRequestError(
@@ -280,16 +280,16 @@ class BrokerConnection:
             return self._flight
 
     def check_open(self) -> None:
-        """Raise if the connection was closed.
+        """Raise an error if the connection is closed.
 
         Raises:
-            ClientClosedError: it was.
+            ClientClosedError: the connection is closed.
         """
         if self._is_closed:
             raise ClientClosedError(f"this client of {self.address} is closed; connect again")
 
     def has_begun(self, read: ActiveRead) -> None:
-        """Register a read, which is cancelled when the connection is closed.
+        """Register a read, so that closing the connection cancels it.
 
         Raises:
             ClientClosedError: the connection was closed meanwhile.
@@ -302,7 +302,7 @@ class BrokerConnection:
             self.check_open()
 
     def reset(self) -> None:
-        """Reconnect with the next call; calls in progress are not affected."""
+        """Reconnect at the next call; calls in progress are not affected."""
         with self._lock:
             self._flight = None
 
@@ -323,11 +323,11 @@ class BrokerConnection:
         try:
             yield
         except (fl.FlightError, pa.ArrowException, OSError) as error:
-            self.check_open()  # closing the client causes such errors, too
+            self.check_open()  # such errors may also come from closing the connection
             raise from_flight(error, address=self.address) from error
 
 
 def _cancel(beginning: "Future[fl.FlightStreamReader]") -> None:
-    """Cancel a read that began after its caller had timed out."""
+    """Cancel a read that began only after its caller had timed out."""
     if beginning.exception() is None:
         beginning.result().cancel()

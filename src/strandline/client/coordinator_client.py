@@ -1,7 +1,8 @@
-"""Calls to a coordinator, the leader of an internal stream, wherever it is.
+"""Calls to a coordinator: the leader of an internal stream, on whichever broker.
 
-Rules: every call may be repeated after a lost answer, so lost connections, leader changes and
-loading leaders are retried until the timeout. Safe to use from several threads.
+Rules: every call may be repeated after a lost answer. So calls are retried until the timeout after
+lost connections, changes of leaders, and while a leader is still loading. Safe to use from several
+threads.
 """
 
 from collections.abc import Collection
@@ -47,12 +48,12 @@ class CoordinatorClient:
 
         Args:
             command: the command.
-            request: its request.
+            request: the command's request.
             timeout_s: how long to try.
-            partitions: partitions of the request; the coordinator may not know the newest yet.
+            partitions: the partitions in the request; the coordinator may not know new ones yet.
 
         Raises:
-            StrandlineError: the coordinator's error, or that it did not answer in time.
+            StrandlineError: the coordinator's error, or it did not answer in time.
         """
 
         def should_retry(error: StrandlineError) -> bool:
@@ -67,7 +68,7 @@ class CoordinatorClient:
         )
 
     def _is_early(self, error: StrandlineError, partitions: Collection[tuple[str, int]]) -> bool:
-        """Return whether a partition is only not known at the coordinator yet."""
+        """Return whether the only problem is that the coordinator does not know a partition yet."""
         is_unknown = isinstance(error, UnknownStreamError | UnknownPartitionError)
         is_own = any(stream == self._stream for stream, _ in partitions)
         return is_unknown and not is_own and self._brokers.any_broker_knows(partitions)
@@ -90,7 +91,7 @@ class CoordinatorClient:
         try:
             leader = self._brokers.leaders(self._brokers.known_routes(self._stream)).get(0, "")
         except UnknownStreamError:
-            return self._brokers.home  # not created yet: any broker creates it
+            return self._brokers.home  # the stream does not exist yet: any broker creates it
         if not leader:
             raise NotLeaderError(f"{self._stream} has no leader now; retry")
         return leader

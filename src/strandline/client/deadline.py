@@ -1,6 +1,6 @@
 """The deadline of a call, which covers all its attempts at all brokers.
 
-A call begins with ``within``; every request that its thread makes inside gets only the time left,
+A call begins with ``within``. Every request that its thread makes inside gets only the time left,
 however deeply calls are nested. Threads that the call starts have deadlines of their own.
 """
 
@@ -16,9 +16,9 @@ _DEADLINE_S: ContextVar[float] = ContextVar("deadline_s", default=inf)
 
 @contextmanager
 def within(timeout_s: float) -> Iterator[float]:
-    """Limit everything inside to this time, or to what is left of the caller's if that is less.
+    """Limit all requests inside the block to this time, or to the caller's limit if it is less.
 
-    Yields the deadline, on the clock of ``time.monotonic``.
+    Yields the deadline by the clock of ``time.monotonic``.
     """
     deadline_s = min(_DEADLINE_S.get(), time.monotonic() + timeout_s)
     token = _DEADLINE_S.set(deadline_s)

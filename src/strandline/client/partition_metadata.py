@@ -1,10 +1,10 @@
 """The leaders of the partitions that a producer writes to, and their lookup.
 
-A partition that was rejected, or whose leader was lost, waits until its leader was looked up again
-(for a moment, if there is only one broker). Partitions added to the stream are found, too.
+A partition that a broker has rejected, or whose leader was lost, waits until its leader was looked
+up again (with a single broker, for a moment). Partitions added to the stream are found, too.
 
-Threads: callers hold the delivery's lock; a lookup thread runs without the lock while any partition
-waits, and another one checks for added partitions.
+Threads: callers hold the delivery's lock. A lookup thread runs, without the lock, while any
+    partition waits; another thread checks for added partitions.
 """
 
 import logging
@@ -28,24 +28,24 @@ logger = logging.getLogger(__name__)
 METADATA_REFRESH_S = 10.0
 """How often a producer in use checks for added partitions."""
 UNKNOWN_MAX = 5
-"""Number of consecutive lookups after which an unknown stream counts as deleted."""
+"""After so many consecutive lookups an unknown stream counts as deleted."""
 FAILED: Final = "the producer failed; see the log"
 """The message of records that failed because of a bug in the client."""
 
 
 class MetadataListener(Protocol):
-    """The user of the leaders; see ``ProducerDelivery``."""
+    """The user of this class; see ``ProducerDelivery``."""
 
     def send_to(self, addresses: Iterable[str]) -> None:
-        """Handle addresses that lead a partition now; the lock is held."""
+        """Handle that these addresses lead a partition; called with the lock."""
         ...
 
     def give_up(self, partitions: Collection[int], error: StrandlineError) -> None:
-        """Handle that no broker will name the leaders of partitions; without the lock."""
+        """Fail the records of partitions whose leaders cannot be found; called without the lock."""
         ...
 
     def give_all_up(self, error: StrandlineError) -> None:
-        """Handle that nothing can be delivered any longer; without the lock."""
+        """Fail all records: nothing can be delivered any more; called without the lock."""
         ...
 
 
@@ -54,9 +54,9 @@ class PartitionMetadata:
 
     Args:
         brokers: the brokers of the cluster.
-        stream: its name.
-        listener: notified of leaders.
-        changed: with the delivery's lock; notified when leaders were found.
+        stream: the stream's name.
+        listener: notified of leaders, and of failures.
+        changed: holds the delivery's lock; notified when leaders were found.
         is_over: set when leaders are no longer needed.
     """
 
@@ -76,14 +76,14 @@ class PartitionMetadata:
         self._is_over = is_over
         self._leaders: dict[int, str] = {}
         self._waiting: set[int] = set()
-        """Partitions whose leader must be looked up."""
+        """The partitions whose leader must be looked up."""
         self._backoff = RetryBackoff()
         self._is_looking = False
         self._look_s = time.monotonic() + METADATA_REFRESH_S
         self.partitions = 0
-        """Number of partitions known; read without the lock."""
+        """The number of partitions known; may be read without the lock."""
         self.last_loss: StrandlineError | None = None
-        """The reason of the last lookup, or of its failure."""
+        """The error that caused the last lookup, or the error of that lookup."""
         self._last_loss_s = 0.0
 
     def __getitem__(self, partition: int) -> str:
@@ -91,19 +91,19 @@ class PartitionMetadata:
         return self._leaders.get(partition, "")
 
     def led_by(self, address: str) -> list[int]:
-        """Return the partitions led at an address, as far as known."""
+        """Return the partitions that an address leads, as far as known."""
         return [number for number, leader in self._leaders.items() if leader == address]
 
     def may_send(self, partition: int, address: str) -> bool:
-        """Return whether an address leads a partition and no lookup is pending."""
+        """Return whether an address leads a partition whose leader need not be looked up."""
         return self[partition] == address and partition not in self._waiting
 
     def answered(self) -> None:
-        """Note a success, so that the next lookup begins at once."""
+        """Note a success, so that the next lookup starts without a pause."""
         self._backoff.succeeded()
 
     def look_up(self, partitions: Iterable[int], error: StrandlineError) -> None:
-        """Look up the leaders of these partitions again after an error."""
+        """Look up the leaders of these partitions again, because of an error."""
         self._note_loss(error)
         if not self._waiting:
             self._backoff.failed(time.monotonic())
@@ -112,7 +112,7 @@ class PartitionMetadata:
         self._start_lookup()
 
     def loss_since(self, time_s: float) -> StrandlineError | None:
-        """Return the last loss, if it was not before ``time_s``."""
+        """Return the last error, unless it was before ``time_s``."""
         return self.last_loss if self._last_loss_s >= time_s else None
 
     def _note_loss(self, error: StrandlineError) -> None:
@@ -123,7 +123,7 @@ class PartitionMetadata:
         self._found(self._brokers.leaders(routes))
 
     def refresh_partitions(self, now_s: float) -> None:
-        """Check for added partitions on a thread, if the refresh interval has passed."""
+        """Check for added partitions on a thread, if the interval has passed."""
         if self._brokers.is_cluster and now_s >= self._look_s:
             self._look_s = now_s + METADATA_REFRESH_S
             threading.Thread(target=self._add, name="strandline-partitions", daemon=True).start()
@@ -138,7 +138,7 @@ class PartitionMetadata:
             self.take({n: each for n, each in routes.items() if n >= self.partitions})
 
     def _found(self, leaders: dict[int, str]) -> None:
-        """Set leaders; the lock is held."""
+        """Set leaders; called with the lock."""
         for partition, leader in leaders.items():
             self._leaders[partition] = leader
             if leader:
@@ -152,7 +152,7 @@ class PartitionMetadata:
         self._changed.notify_all()
 
     def _start_lookup(self) -> None:
-        """Start the lookup thread unless it runs; the lock is held."""
+        """Start the lookup thread unless it runs; called with the lock."""
         if not self._is_looking:
             self._is_looking = True
             threading.Thread(
@@ -164,7 +164,7 @@ class PartitionMetadata:
         try:
             self._look_up_until_found()
         except Exception:
-            # A bug must not leave callers waiting.
+            # Even after a bug no caller may wait for ever.
             logger.exception("leader lookup of stream %s failed", self._stream)
             self._listener.give_all_up(StrandlineError(FAILED))
 
@@ -182,8 +182,9 @@ class PartitionMetadata:
                 if unknown == UNKNOWN_MAX or isinstance(error, ClientClosedError):
                     self._listener.give_all_up(error)
                 elif isinstance(error, InvalidRequestError) and not is_unknown:
-                    # Rejected, as a revoked token is. The caller has to know at once: until the
-                    # records time out it would not renew the token, and later records wait, too.
+                    # A rejection, such as of a revoked token, is reported to the caller at once.
+                    # Otherwise the caller would not renew the token until records time out, while
+                    # later records wait.
                     with self._changed:
                         waiting = frozenset(self._waiting)
                     self._listener.give_up(waiting, error)
@@ -196,9 +197,9 @@ class PartitionMetadata:
             self._brokers.metadata.ask_another()
 
     def _ask(self) -> dict[int, str]:
-        """Return the current leaders; the only broker leads everything."""
+        """Return the current leaders; a single broker leads everything."""
         if not self._brokers.is_cluster:
-            self._brokers.server_info()  # a broker that was starting may know others now
+            self._brokers.server_info()  # a broker that was starting may list other brokers now
         if not self._brokers.is_cluster:
             return dict.fromkeys(self._leaders, self._brokers.home)
         return self._brokers.leaders(self._brokers.routes(self._stream))

@@ -1,4 +1,4 @@
-"""Quotas at a client: the rates a principal may use at each broker."""
+"""Quotas of a client: the rates that a principal may use at each broker."""
 
 from strandline.api import quotas
 from strandline.client.cluster_client import ClusterClient
@@ -8,14 +8,14 @@ class Quotas:
     """The quotas of principals. Returned by ``Client.quotas``.
 
     Args:
-        brokers: the brokers to ask.
+        brokers: the brokers that are asked.
     """
 
     def __init__(self, brokers: ClusterClient) -> None:
         self._brokers = brokers
 
     def list(self) -> list[quotas.QuotaInfo]:
-        """Return every quota, by principal."""
+        """Return every quota, sorted by principal."""
         return self._brokers.ask(quotas.LIST_QUOTAS, None)
 
     def set(
@@ -27,10 +27,10 @@ class Quotas:
         requests_per_s: int = 0,
         connections: int = 0,
     ) -> None:
-        """Limit a principal at each broker, replacing its limits; 0 is no limit.
+        """Set a principal's limits at each broker, replacing its quota; 0 is no limit.
 
         Raises:
-            InvalidRequestError: the name is not valid, or nothing is limited.
+            InvalidRequestError: the name is not valid, or there is no limit.
             NotAllowedError: the caller does not administer the cluster.
         """
         body = quotas.SetQuotaRequest(
@@ -46,7 +46,7 @@ class Quotas:
         """Remove a principal's quota.
 
         Raises:
-            InvalidRequestError: it has no quota.
+            InvalidRequestError: the principal has no quota.
             NotAllowedError: the caller does not administer the cluster.
         """
         body = quotas.WhoseQuota(principal=principal)

@@ -1,10 +1,11 @@
-"""The reconnect schedule of a followed read: closed partitions, since when, and the next attempt.
+"""The reconnect schedule of a followed read: partitions not being read, and the next attempt.
 
 Pure. Rules:
-- each partition has its own deadline: an unreachable one is an error even if others flow, since a
-  reader cannot distinguish missing records from none;
-- the deadline restarts when records came, or when a read was open for a while: losing a leader once
-  an hour is not an outage of hours.
+- each partition has its own deadline. An unreachable partition is an error even if others are read,
+  since a reader cannot distinguish missing records from no records;
+- the deadline restarts when records arrived, or a read was open for a while: losing a leader once
+  an
+  hour is no outage of hours.
 """
 
 from collections.abc import Collection
@@ -14,20 +15,20 @@ from strandline.client.retry_policy import RetryDeadline
 from strandline.errors import StrandlineError
 
 STABLE_S: Final = 2.0
-"""A read open for this long had reached its partitions, even if no record came."""
+"""A read that was open for so long had reached its partitions, even without a record."""
 
 
 class ReconnectSchedule:
     """The partitions of one read.
 
     Args:
-        numbers: all partitions to read.
-        timeout_s: how long one may be unreachable.
+        numbers: all partitions of the read.
+        timeout_s: how long a partition may be unreachable.
     """
 
     def __init__(self, numbers: Collection[int], *, timeout_s: float) -> None:
         self.closed = set(numbers)
-        """Partitions that are not being read."""
+        """The partitions that are not being read."""
         self._timeout_s = timeout_s
         self._retry_deadlines: dict[int, RetryDeadline] = {}
         self._opened_s: dict[int, float] = {}
@@ -44,10 +45,10 @@ class ReconnectSchedule:
             self._retry_deadlines.pop(number, None)
 
     def lost(self, numbers: Collection[int], error: StrandlineError, now_s: float) -> None:
-        """Note that the read of partitions broke off.
+        """Note that the read of partitions has broken off.
 
         Raises:
-            StrandlineError: as ``failed``.
+            StrandlineError: as for ``failed``.
         """
         for number in numbers:
             if now_s - self._opened_s[number] >= STABLE_S:
@@ -59,7 +60,7 @@ class ReconnectSchedule:
         """Note that partitions could not be opened.
 
         Raises:
-            StrandlineError: ``error``, when a partition's deadline has passed.
+            StrandlineError: ``error``, if a partition's deadline has passed.
         """
         pauses_s = [
             self._retry_deadlines.setdefault(number, RetryDeadline(self._timeout_s)).pause_s(
@@ -74,7 +75,7 @@ class ReconnectSchedule:
         return min(self._retry_deadline(number).left_s(now_s) for number in self.closed)
 
     def wait_s(self, now_s: float) -> float | None:
-        """Return the time until the next attempt; None if nothing is closed."""
+        """Return the time until the next attempt; None if all partitions are being read."""
         return max(0.0, self._next_s - now_s) if self.closed else None
 
     def _retry_deadline(self, number: int) -> RetryDeadline:

@@ -1,7 +1,7 @@
 """Retry policy: which errors are retried, and after which pause.
 
 The fields of the error's class decide (``errors.py``). ``call_with_retries`` repeats a call; the
-classes below are for what runs for longer than one call.
+classes below are for tasks that take longer than one call.
 
 Policy: records are delivered at least once. An unacknowledged batch is sent again, in order, until
 its delivery timeout; with a producer sequence or message ids the broker stores it once.
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def is_passing(error: StrandlineError) -> bool:
-    """Return whether a request that may be repeated should be, perhaps at another broker."""
+    """Return whether a repeatable request should be repeated, perhaps at another broker."""
     return error.passes_soon or isinstance(error, RequestTimeoutError)
 
 
@@ -40,14 +40,14 @@ def call_with_retries(
     before_retry: Callable[[], None] = lambda: None,
     pause: Callable[[float], object] = time.sleep,
 ) -> T:
-    """Call until it succeeds, with growing pauses.
+    """Call ``attempt`` until it succeeds, with growing pauses.
 
     Args:
-        attempt: the call; it gets the time left as its deadline.
+        attempt: the call; the time left is its deadline (see ``deadline``).
         timeout_s: how long to try; the caller's deadline may be earlier.
         should_retry: whether to try again after an error.
         before_retry: called before the pause.
-        pause: waits for a time, or until something else ends the wait.
+        pause: waits for a number of seconds, or less.
 
     Raises:
         StrandlineError: the last error.
@@ -67,21 +67,21 @@ def call_with_retries(
 
 
 def unknown_outcome(error: StrandlineError) -> StrandlineError:
-    """Return the error of a record sent before: a rejection does not cover that attempt."""
+    """Return the error for a record that was sent in an earlier attempt, and so may be stored."""
     is_indefinite = isinstance(error, DisconnectedError | RequestTimeoutError | LogPoisonedError)
     kind = type(error) if is_indefinite or type(error) is UnavailableError else RequestTimeoutError
     return kind(f"{error.message}; whether the record was stored is unknown")
 
 
 class RetryBackoff:
-    """Pauses between attempts: doubling, limited, reset by a success."""
+    """Pauses between attempts: they double up to a limit; a success resets them."""
 
     def __init__(self, *, first_s: float = FIRST_S, most_s: float = MOST_S) -> None:
         self._first_s = first_s
         self._most_s = most_s
         self._next_s = first_s
         self.not_before_s = 0.0
-        """Time of the next attempt."""
+        """The time of the next attempt."""
 
     def failed(self, now_s: float) -> None:
         """Note a failed attempt at ``now_s``."""
@@ -99,7 +99,7 @@ class RetryBackoff:
 
 
 class RetrySchedule(RetryBackoff):
-    """When to retry a repeated task, and when to log its failure: not each time."""
+    """A retry schedule for a repeated task; it also limits how often a failure is logged."""
 
     def __init__(self) -> None:
         super().__init__(most_s=RETRY_S_MAX)
@@ -110,7 +110,7 @@ class RetrySchedule(RetryBackoff):
         return now_s >= self.not_before_s
 
     def should_log(self, now_s: float) -> bool:
-        """Return whether to log a failure at ``now_s``: the first, then one per interval."""
+        """Return whether to log a failure at ``now_s``: the first one, then one per interval."""
         if self._logged_s is not None and now_s - self._logged_s < LOG_INTERVAL_S:
             return False
         self._logged_s = now_s
@@ -123,10 +123,10 @@ class RetrySchedule(RetryBackoff):
 
 
 class RetryDeadline:
-    """Pauses between attempts, with a deadline for failures without a success in between.
+    """Pauses between attempts, with a deadline for failures that no success interrupts.
 
     Args:
-        timeout_s: time from the first failure to the deadline.
+        timeout_s: the time from the first failure to the deadline.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -141,11 +141,11 @@ class RetryDeadline:
 
     @property
     def is_failing(self) -> bool:
-        """Return whether there was a failure, and no success since."""
+        """Return whether there was no success after the last failure."""
         return self._deadline_s is not None
 
     def left_s(self, now_s: float) -> float:
-        """Return the time left for an attempt at ``now_s``; the first call starts the time."""
+        """Return the time left for an attempt at ``now_s``; the first call starts the clock."""
         self._deadline_s = self._deadline_s or now_s + self._timeout_s
         return max(0.0, self._deadline_s - now_s)
 

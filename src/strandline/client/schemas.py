@@ -1,4 +1,4 @@
-"""Schemas at a client: the versions of the schema of a stream's values."""
+"""Schemas of a client: the versions of the schema of a stream's values."""
 
 import base64
 
@@ -14,7 +14,7 @@ class Schemas:
     """The schemas of streams. Returned by ``Client.schemas``.
 
     Args:
-        brokers: the brokers to ask.
+        brokers: the brokers that are asked.
     """
 
     def __init__(self, brokers: ClusterClient) -> None:
@@ -29,24 +29,27 @@ class Schemas:
         message: str | None = None,
         registry_id: int | None = None,
     ) -> SchemaInfo:
-        """Add a version to a stream's schema; if the newest says the same, return that.
+        """Add a version to a stream's schema; if the newest is the same, return that one.
 
         Args:
-            stream: its name.
+            stream: the stream's name.
             text: columns as Spark writes them, ``id BIGINT NOT NULL, name STRING``, or as JSON, a
                 list of objects with ``name``, ``type`` and, if wanted, ``nullable`` and ``id``; or
                 a JSON Schema, or an Avro schema, in UTF-8; for
                 ``protobuf`` the bytes of a ``FileDescriptorSet``, as ``protoc --include_imports
                 --descriptor_set_out`` writes it, or these in Base64.
-            format: ``json``, ``avro`` or ``protobuf``; by default as the text looks, which is not
+            format: ``json``, ``avro`` or ``protobuf``; by default recognized from the text, except
+                for
                 ``protobuf``.
-            message: for ``protobuf``, the full name of the message that values are; by default the
-                only one of the last file.
-            registry_id: the id that a schema registry gave it, by which framed values name it.
+            message: for ``protobuf``, the full name of the message type of values; not needed if
+                the
+                last file has only one.
+            registry_id: the id of this version in a schema registry, by which framed values name
+                it.
 
         Raises:
-            InvalidConfigError: it is no schema, or values of earlier versions could not be read
-                with it; the message names the column.
+            InvalidConfigError: the text is no schema, or values of earlier versions could not be
+                read with it; the message names the column.
             UnknownStreamError: there is no such stream.
             NotAllowedError: the caller does not administer the stream.
         """
@@ -72,7 +75,8 @@ class Schemas:
         """Return a version of a stream's schema; by default the newest.
 
         Raises:
-            InvalidRequestError: there is no such version, or no schema, or it is no number.
+            InvalidRequestError: there is no such version, or no schema, or ``version`` is no
+                number.
             UnknownStreamError: there is no such stream.
         """
         found = self.list(stream)
@@ -89,7 +93,7 @@ class Schemas:
         return found[number - 1]
 
     def delete(self, stream: str) -> None:
-        """Delete all versions of a stream's schema; the next one set is version 1 again.
+        """Delete all versions of a stream's schema; the next version is 1 again.
 
         Raises:
             UnknownStreamError: there is no such stream.
@@ -99,7 +103,7 @@ class Schemas:
 
 
 def _checked(text: str | bytes, *, is_binary: bool) -> str:
-    """Return the text of a schema, if it is one that a request can have."""
+    """Return the text of a schema for a request, if it can be one."""
     if is_binary and isinstance(text, bytes):
         text = base64.b64encode(text)
     try:

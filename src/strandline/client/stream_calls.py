@@ -1,6 +1,6 @@
-"""The stream calls of a client, as a part of ``Client``: create, delete, describe, offsets.
+"""The calls of a client about streams, as a part of ``Client``: create, delete, describe, offsets.
 
-Queries go to any broker, those about partitions to their leaders.
+Queries go to any broker; those about partitions go to the leaders.
 """
 
 import time
@@ -22,11 +22,11 @@ from strandline.config import StreamConfig, decode_config
 from strandline.errors import InvalidRequestError, StrandlineError
 
 WAIT_SLICE_S = 0.25
-"""How long one of several leaders is waited for before the others are asked."""
+"""How long to wait at one of several leaders before asking the next."""
 
 
 class StreamAdminCalls(ABC):
-    """The stream calls of a client."""
+    """The calls of a client about streams."""
 
     _brokers: ClusterClient
 
@@ -46,13 +46,13 @@ class StreamAdminCalls(ABC):
 
         Args:
             name: the name of the stream.
-            subject: NATS subject to record, perhaps with wildcards; by default the name.
-            partitions: number of partitions.
+            subject: the NATS subject to record, perhaps with wildcards; by default the name.
+            partitions: the number of partitions.
             **config: other fields of ``config.StreamConfig``, such as ``retention_age_ms``.
 
         Raises:
             StreamExistsError: the name is taken.
-            InvalidConfigError: an unknown or invalid setting; the message suggests the nearest.
+            InvalidConfigError: a setting is unknown or invalid; the message suggests a similar one.
         """
         subject = name if subject is None else subject
         values = {"name": name, "subject": subject, "partitions": partitions, **config}
@@ -61,18 +61,18 @@ class StreamAdminCalls(ABC):
         return info
 
     def add_partitions(self, name: str, partitions: int) -> admin.StreamInfo:
-        """Give a stream of a cluster more partitions; has no effect when it has as many.
+        """Give a stream in a cluster more partitions; has no effect if it has as many already.
 
-        A key may map to another partition afterwards, so records of one key are in order only
-        before and after the change. Partitions cannot be removed.
+        A key may map to another partition afterwards, so the records of one key are in order only
+        before the change and after it. Partitions cannot be removed.
 
         Args:
             name: the name of the stream.
-            partitions: its new number of partitions.
+            partitions: the new number of partitions.
 
         Raises:
             UnknownStreamError: there is no such stream.
-            InvalidRequestError: it has more partitions, or the broker is not one of a cluster.
+            InvalidRequestError: the stream has more partitions, or the broker is in no cluster.
         """
         info = self._described(name)
         has = len(info.partitions)
@@ -101,7 +101,7 @@ class StreamAdminCalls(ABC):
 
         Args:
             name: the name of the stream.
-            of_leaders: whether to ask the leaders; False: as any broker knows it, at once.
+            of_leaders: ask the leaders; False: return at once what any broker knows.
 
         Raises:
             UnknownStreamError: there is no such stream.
@@ -124,13 +124,13 @@ class StreamAdminCalls(ABC):
         return msgspec.structs.replace(info, partitions=tuple(parts[n] for n in sorted(parts)))
 
     def _described(self, name: str) -> admin.StreamInfo:
-        """Return a stream as any broker knows it."""
+        """Return the description of a stream by any broker."""
         body = admin.StreamInfoRequest(name=name)
         [info] = self._known.ask(admin.STREAM_INFO, body)
         return info
 
     def list_streams(self) -> list[admin.StreamInfo]:
-        """Return all streams, by name; in a cluster with offsets as any broker knows them."""
+        """Return all streams, sorted by name; in a cluster, with offsets that any broker knows."""
         return self._known.ask(admin.LIST_STREAMS, None)
 
     def update_stream(self, name: str, *, schema_validation: bool) -> admin.StreamInfo:
@@ -152,10 +152,10 @@ class StreamAdminCalls(ABC):
     def delete_records(self, stream: str, offset: int, *, partition: int = 0) -> admin.StreamInfo:
         """Delete a partition's records below ``offset``; this cannot be undone.
 
-        Whole segments are deleted, so that some records below may remain on disk.
+        Whole segments are deleted, so some records below ``offset`` may stay on disk.
 
         Raises:
-            OffsetOutOfRangeError: beyond the high watermark.
+            OffsetOutOfRangeError: the offset is beyond the high watermark.
             UnknownStreamError, UnknownPartitionError: there is no such partition.
         """
         body = admin.DeleteRecords(name=stream, partition=partition, offset=offset)
@@ -163,24 +163,25 @@ class StreamAdminCalls(ABC):
         return info
 
     def offsets(self, stream: str, at: OffsetSpec = "latest") -> dict[int, int]:
-        """Return the offset that ``at`` resolves to in each partition.
+        """Return the offset for ``at`` in each partition.
 
         Args:
-            stream: its name.
-            at: ``"earliest"``, ``"latest"``, an offset to check, or a time: then the first record
-                stored at or after it.
+            stream: the stream's name.
+            at: ``"earliest"``, ``"latest"``, an offset, which is checked, or a time, which stands
+                for
+                the first record stored at or after it.
 
         Raises:
             UnknownStreamError: there is no such stream.
             OffsetOutOfRangeError: the offset does not exist.
-            NotLeaderError, UnavailableError: as ``stream_info``.
+            NotLeaderError, UnavailableError: as for ``stream_info``.
         """
         return self._offsets(stream, at)
 
     def _offsets(
         self, stream: str, at: OffsetSpec, numbers: Collection[int] | None = None
     ) -> dict[int, int]:
-        """Return the offsets of some partitions; None: of all."""
+        """Return the offsets in these partitions; None: in all partitions."""
         bound = bound_of(at)
         found: dict[int, int] = {}
         for _, answer in self._known.ask_leaders(
@@ -197,15 +198,15 @@ class StreamAdminCalls(ABC):
     def wait_for(
         self, stream: str, beyond: Mapping[int, int], *, timeout_s: float = 1.0
     ) -> dict[int, int]:
-        """Wait until a partition's high watermark is above the offset given for it.
+        """Wait until the high watermark of a partition is above the offset given for it.
 
         Args:
-            stream: its name.
-            beyond: offset by partition.
+            stream: the stream's name.
+            beyond: the offset of each partition.
             timeout_s: the longest wait, at most 60 s.
 
         Returns:
-            The high watermarks of those partitions, changed or not.
+            The high watermarks of those partitions, whether they have changed or not.
 
         Raises:
             UnknownStreamError, UnknownPartitionError: there is no such stream or partition.
@@ -233,7 +234,7 @@ class StreamAdminCalls(ABC):
     def _wait_once(
         self, stream: str, beyond: Mapping[int, int], *, wait_s: float
     ) -> dict[int, int]:
-        """Return high watermarks; waits at the only leader, or for a moment at each of several."""
+        """Return high watermarks; wait at the only leader, or for a moment at each of several."""
         leaders = self._leaders_of(stream, beyond)
         if len(leaders) > 1:
             wait_s = min(wait_s, WAIT_SLICE_S)
@@ -244,7 +245,7 @@ class StreamAdminCalls(ABC):
         return found
 
     def _leaders_of(self, stream: str, partitions: Mapping[int, int]) -> dict[str, tuple[int, ...]]:
-        """Group partitions by leader; "" groups those that have none now."""
+        """Group partitions by leader; those without a leader now have the key ""."""
         if not self._known.is_cluster or not partitions:
             return {self._brokers.home: tuple(partitions)}
         leaders = self._brokers.leaders(self._brokers.known_routes(stream))
@@ -253,7 +254,7 @@ class StreamAdminCalls(ABC):
     def _wait_at(
         self, leader: str, stream: str, beyond: Mapping[int, int], *, wait_s: float
     ) -> dict[int, int]:
-        """Wait at a leader, or at any broker without one; return the high watermarks."""
+        """Wait at a leader (at any broker if it is ""); return the high watermarks."""
         body = admin.WaitRequest(name=stream, beyond=dict(beyond), wait_ms_max=int(wait_s * 1e3))
         ask = self._brokers.connection(leader).action if leader else self._brokers.ask
         [answer] = ask(admin.WAIT_BEYOND, body, wait_s=wait_s)

@@ -1,8 +1,8 @@
 """The credentials of a client: a token, and certificates for TLS.
 
-Rules: files are read when the client is made. Missing arguments come from the variables
+Rules: files are read when the client is created. Missing arguments are taken from the variables
 ``STRANDLINE_TOKEN``, ``STRANDLINE_CA``, ``STRANDLINE_CERTIFICATE`` and ``STRANDLINE_KEY``, so that
-commands and Spark executors need no code of their own; without those, gRPC's default authorities
+commands and Spark executors need no code for that. Without a CA the authorities that gRPC trusts
 apply. Brokers are always verified, including their name. No message shows a token.
 """
 
@@ -23,19 +23,19 @@ PEM_BYTES_MAX = 1 << 20
 
 
 class Credentials(NamedTuple):
-    """Paths of a client's PEM files, and its token; empty: not given."""
+    """The paths of a client's PEM files, and its token; empty: not given."""
 
     ca: str = ""
-    """Certificates of the authorities that sign the brokers'."""
+    """The certificates of the authorities that sign the brokers' certificates."""
     certificate: str = ""
     """The client's certificate, for brokers that require one."""
     key: str = ""
-    """Its key."""
+    """The key of the client's certificate."""
     token: str = ""
-    """For brokers with access control."""
+    """The token, for brokers with access control."""
 
     @classmethod
-    def given(
+    def resolve(
         cls,
         ca: str | Path | None = None,
         certificate: str | Path | None = None,
@@ -44,14 +44,14 @@ class Credentials(NamedTuple):
         token: str | None = None,
         environ: Mapping[str, str] = os.environ,
     ) -> Self:
-        """Return the caller's credentials, completed from the environment.
+        """Return the given credentials, completed from the environment.
 
         Raises:
-            InvalidConfigError: a certificate without its key, or the reverse; or the token is not
-                valid.
+            InvalidConfigError: a certificate is given without its key, or a key without its
+                certificate; or the token is not valid.
         """
         files = (str(ca or ""), str(certificate or ""), str(key or ""))
-        found = cls(*files, token_given(token, environ))
+        found = cls(*files, resolve_token(token, environ))
         if not found.ca:
             found = found._replace(ca=environ.get(CA_VARIABLE, ""))
         if not (found.certificate or found.key):
@@ -65,7 +65,7 @@ class Credentials(NamedTuple):
 
     @property
     def has_files(self) -> bool:
-        """Return whether any file is given, all of which are for TLS."""
+        """Return whether any file is given; all of them are for TLS."""
         return bool(self.ca or self.certificate or self.key)
 
     @property
@@ -74,7 +74,7 @@ class Credentials(NamedTuple):
         return [(b"authorization", b"Bearer " + self.token.encode())] if self.token else []
 
     def __repr__(self) -> str:
-        """Return the files without the token."""
+        """Return a text with the files, but without the token."""
         return f"Credentials(ca={self.ca!r}, certificate={self.certificate!r}, key={self.key!r})"
 
     def options(self) -> dict[str, bytes]:
@@ -87,11 +87,11 @@ class Credentials(NamedTuple):
         return {name: _read(file) for name, file in names.items() if file}
 
 
-def token_given(token: str | None, environ: Mapping[str, str] = os.environ) -> str:
-    """Return the caller's token, or that of the environment; empty: none.
+def resolve_token(token: str | None, environ: Mapping[str, str] = os.environ) -> str:
+    """Return the given token, or the one in the environment; empty: none.
 
     Raises:
-        InvalidConfigError: it is not valid.
+        InvalidConfigError: the token is not valid.
     """
     token = token or environ.get(TOKEN_VARIABLE, "").strip()
     if token and not _TOKEN.fullmatch(token):

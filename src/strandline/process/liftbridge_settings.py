@@ -1,8 +1,9 @@
-"""Translation of Liftbridge's settings, from its files and flags, to Strandline's.
+"""Translation of Liftbridge's settings, from its files and flags, into Strandline's.
 
-Rules: keys are lower case here, and every key of Liftbridge 1.9 is known. A setting that Strandline
-cannot honour is rejected with the alternative. A setting that only tunes Liftbridge's internals has
-no effect. An unknown key is rejected, as in Liftbridge. Pure, except for reading the file.
+Rules: keys are lower case in this module, and every key of Liftbridge 1.9 is known. A setting that
+Strandline cannot follow is rejected; the error names the alternative. A setting that only tunes
+Liftbridge's internals has no effect. An unknown key is rejected, as in Liftbridge. Pure, except for
+reading the file.
 """
 
 import re
@@ -18,7 +19,7 @@ T = TypeVar("T")
 
 DEFAULT_PORT: Final = 9292
 DEFAULT_NATS: Final = "127.0.0.1", 4222
-"""Liftbridge's default nats-server."""
+"""The address of Liftbridge's default nats-server."""
 SEGMENT_BYTES_MIN: Final = 64 << 10
 PREFIX: Final = "LIFTBRIDGE_"
 SERVICE_ADDRESS: Final = ("tcp://", "udp://")
@@ -68,7 +69,7 @@ def _level(value: Any) -> str:
 
 
 _TAKEN: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
-    # Liftbridge's key → our key, and how the value is converted
+    # Liftbridge's key → Strandline's key, and the conversion of the value
     "data.dir": ("data_dir", str),
     "logging.level": ("log_level", _level),
     "tls.cert": ("tls.certificate", str),
@@ -150,7 +151,7 @@ _BESIDE: Final = frozenset(
         "tls.client.authz.policy",
     }
 )
-"""Read together with others."""
+"""Keys that are read together with others."""
 
 
 def read_liftbridge_file(file: Path) -> Values:
@@ -174,10 +175,10 @@ def _flat(values: Mapping[str, Any], prefix: str) -> Values:
 
 
 def settings_in_environment(environ: Mapping[str, str]) -> tuple[Values, list[str]]:
-    """Return the settings in LIFTBRIDGE_* variables, and the variables that are not settings.
+    """Return the settings in LIFTBRIDGE_* variables, and the variables that are no settings.
 
-    LIFTBRIDGE_DATA_DIR is ``data.dir``; a dot may also be written as a dot. Variables that
-    Kubernetes sets for a service named liftbridge (LIFTBRIDGE_PORT=tcp://…) are not settings.
+    LIFTBRIDGE_DATA_DIR is ``data.dir``; LIFTBRIDGE_DATA.DIR is accepted, too. Variables that
+    Kubernetes sets for a service named liftbridge (LIFTBRIDGE_PORT=tcp://…) are no settings.
     """
     found: Values = {}
     unknown: list[str] = []
@@ -194,7 +195,7 @@ def settings_in_environment(environ: Mapping[str, str]) -> tuple[Values, list[st
 
 
 def translated(settings: Mapping[str, Any]) -> Values:
-    """Translate Liftbridge's dotted settings into nested ones of ours, with its defaults.
+    """Translate Liftbridge's dotted settings into nested ones of Strandline, with its defaults.
 
     Raises:
         InvalidConfigError: a setting is unknown or unsupported, or a value is wrong.
@@ -221,7 +222,7 @@ def translated(settings: Mapping[str, Any]) -> Values:
 
 
 def _read(key: str, value: Any, read: Callable[[Any], T]) -> T:
-    """Read a value; an error names its key."""
+    """Read a value; add its key to the error."""
     try:
         return read(value)
     except InvalidConfigError as error:
@@ -233,10 +234,10 @@ def _is_on(settings: Mapping[str, Any], key: str) -> bool:
 
 
 def _listen(found: Values, settings: Mapping[str, Any]) -> None:
-    """Set the address of the API's listener and the address given to clients.
+    """Set the address of the API's listener, and the address that clients are told.
 
-    ``listen`` is bound, and ``host`` and ``port`` are advertised to clients; without ``listen``
-    they are bound too. The other listeners are not changed.
+    The broker listens on ``listen``, and clients are told ``host`` and ``port``. Without ``listen``
+    the broker also listens on ``host`` and ``port``. Other listeners are not affected.
     """
     host, port = str(settings.get("host", "")), DEFAULT_PORT
     if "port" in settings:
@@ -258,7 +259,7 @@ def _listen(found: Values, settings: Mapping[str, Any]) -> None:
 
 
 def _check_one_server(settings: Mapping[str, Any]) -> None:
-    """Reject an embedded nats-server beside external ones: publishers could use either."""
+    """Reject an embedded nats-server together with external ones: publishers might use either."""
     if _is_on(settings, "nats.embedded") and settings.get("nats.servers"):
         raise InvalidConfigError(
             "nats.embedded and nats.servers contradict each other; keep nats.servers "

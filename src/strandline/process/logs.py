@@ -2,8 +2,8 @@
 
 Rules: a JSON line is one object with ``time`` (UTC, milliseconds), ``level``, ``logger`` and
 ``message``, and ``trace`` if there is an exception; it never contains a line break. With JSON no
-other line goes to standard error while the broker runs: lines that libraries write there (gRPC
-reports each failed TLS handshake) become events of the logger ``stderr``.
+other line goes to standard error while the broker runs: lines that libraries write there (such as
+gRPC's about failed TLS handshakes) become events of the logger ``stderr``.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ import msgspec
 
 STDERR = 2
 OTHERS = "stderr"
-"""The logger for lines that other code writes."""
+"""The logger for lines that other code writes to standard error."""
 LAST_LINES_S = 1.0
 LINE_CHARACTERS_MAX = 16 << 10
 GLOG_LINE = re.compile(r"([IWEF])\d{4} ")
@@ -50,10 +50,10 @@ class JsonFormatter(logging.Formatter):
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """A stream handler that reports its own failures, except those of standard error itself."""
+    """A stream handler that reports its own failures, unless standard error itself has failed."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name is logging's
-        """Ignore errors once the output's reader has closed: reporting them would fail, too."""
+        """Ignore errors once the reader of standard error has gone: reporting would fail, too."""
         if record.name != OTHERS:
             super().handleError(record)
 
@@ -91,9 +91,9 @@ def _captured_stderr() -> Iterator[TextIO]:
         the original standard error.
     """
     sys.stderr.flush()
-    true = os.fdopen(os.dup(STDERR), "w", encoding="utf-8")  # never closed: exit hooks write to it
+    true = os.fdopen(os.dup(STDERR), "w", encoding="utf-8")  # not closed: exit hooks write to it
     if faulthandler.is_enabled():
-        faulthandler.enable(true)  # a crashing process no longer reads its pipe
+        faulthandler.enable(true)  # when the process crashes, nothing reads the pipe any more
     source, sink = os.pipe()
     os.dup2(sink, STDERR)
     os.close(sink)
@@ -103,7 +103,7 @@ def _captured_stderr() -> Iterator[TextIO]:
         yield true
     finally:
         sys.stderr.flush()
-        os.dup2(true.fileno(), STDERR)  # closes the pipe's write end, which ends the reader
+        os.dup2(true.fileno(), STDERR)  # closes the pipe's write end, so that the reader ends
         reader.join(LAST_LINES_S)
 
 
@@ -118,7 +118,7 @@ def _log_lines(source: int) -> None:
 
 
 def _log_uncaught_errors() -> None:
-    """Log uncaught exceptions as one event instead of Python's traceback of many lines."""
+    """Log an uncaught exception as one event instead of Python's traceback of many lines."""
 
     def log(error: BaseException | None, trace: TracebackType | None) -> None:
         info = None if error is None else (type(error), error, trace)

@@ -1,7 +1,7 @@
 """The source of a broker's master keys: a file, or the environment.
 
 Rules: no part of a key is ever logged or shown. The file is read again when an unknown key is
-looked up; the environment is read once, at start.
+looked up; the environment is read only at the start.
 """
 
 import logging
@@ -24,14 +24,14 @@ logger = logging.getLogger(__name__)
 
 VARIABLE: Final = "STRANDLINE_ENCRYPTION_KEY"
 LIFTBRIDGE_VARIABLE: Final = "LIFTBRIDGE_ENCRYPTION_KEY"
-"""Liftbridge's: the bytes of the text are the key. It is used if its API is on."""
+"""Liftbridge's variable, used if its API is on: the bytes of the text are the key."""
 
 
 def master_keys(config: BrokerConfig, environ: Mapping[str, str]) -> MasterKeys:
     """Return the master keys of a broker; there may be none.
 
     Raises:
-        InvalidConfigError: a source is not a list of keys, or there are two sources.
+        InvalidConfigError: a source holds no list of keys, or there are two sources.
     """
     text, file = environ.get(VARIABLE, ""), config.encryption.key_file
     if file and text:
@@ -44,7 +44,7 @@ def master_keys(config: BrokerConfig, environ: Mapping[str, str]) -> MasterKeys:
     raw = environ.get(LIFTBRIDGE_VARIABLE, "").encode()
     if not raw or config.grpc.port < 0:
         return MasterKeys()
-    if len(raw) not in KEY_SIZES:  # as in Liftbridge, which rejects only encrypted streams
+    if len(raw) not in KEY_SIZES:  # as in Liftbridge, only encrypted streams are rejected
         text = "%s: invalid AES key size %d, so no stream can be encrypted; set 16 or 32 bytes"
         logger.warning(text, LIFTBRIDGE_VARIABLE, len(raw))
         return MasterKeys()
@@ -52,7 +52,7 @@ def master_keys(config: BrokerConfig, environ: Mapping[str, str]) -> MasterKeys:
 
 
 class _KeyFile:
-    """A file of keys, parsed again only when it has changed, as it may be read at every publish."""
+    """A file of keys; it is parsed only if it has changed, since each publish may read it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -68,7 +68,7 @@ class _KeyFile:
         try:
             found = self._path.stat()
         except OSError:
-            found = None  # the read below reports why
+            found = None  # the read below reports the error
         seen = (found.st_mtime_ns, found.st_size, found.st_ino) if found is not None else ()
         if not seen or seen != self._seen:
             self._keys = _read(self._path)
@@ -82,7 +82,7 @@ def _read(file: Path) -> tuple[MasterKey, ...]:
             data = source.read(TEXT_BYTES_MAX + 1)
         text = data.decode("ascii")
     except (OSError, UnicodeDecodeError) as error:
-        # The decoding error is dropped, because it would show parts of a key.
+        # The decoding error itself is not reported, because it would show parts of a key.
         why = error.strerror if isinstance(error, OSError) else "it is not ASCII text"
         raise InvalidConfigError(f"encryption.key_file {file} cannot be read: {why}") from None
     if len(data) > TEXT_BYTES_MAX:
@@ -94,10 +94,10 @@ def _read(file: Path) -> tuple[MasterKey, ...]:
 
 
 def _warn_if_open(file: Path) -> None:
-    """Log a warning if other users may read the keys; a mounted secret may allow it on purpose."""
+    """Log a warning if other users may read the keys; for a mounted secret that may be intended."""
     try:
         mode = file.stat().st_mode
     except OSError:
-        return  # the read reports why
+        return  # the read of the file reports the error
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         logger.warning("%s can be read by others: chmod 400 it", file)

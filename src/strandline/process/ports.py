@@ -7,7 +7,7 @@ from collections import deque
 from typing import Final
 
 _RECENT: Final[deque[int]] = deque(maxlen=1000)
-"""Ports handed out recently, which may not be in use yet."""
+"""Ports returned recently, which a broker may not have bound yet."""
 
 
 def free_ports(count: int) -> list[int]:

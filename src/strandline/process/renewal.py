@@ -1,7 +1,7 @@
 """Renewal of certificates while the broker runs, once a minute or on request.
 
-Rules: only changed files are read. If they cannot be used, for example because one is half written,
-the old certificate stays in force, an error is logged, and the next check tries again.
+Rules: only changed files are read. If they cannot be used, such as while one is being written, the
+old certificate stays in use, an error is logged, and the next check tries again.
 """
 
 import asyncio
@@ -43,17 +43,17 @@ class CertificateWatch:
         self._asked = asyncio.Event()
 
     def look_now(self) -> None:
-        """Check the certificate files now instead of at the next interval."""
+        """Check the certificate files now, not at the next interval."""
         self._asked.set()
 
     async def run(self) -> None:
-        """Watch until cancelled."""
+        """Check the files at intervals until cancelled."""
         while True:
             try:
                 async with asyncio.timeout(LOOK_INTERVAL_S):
                     await self._asked.wait()
             except TimeoutError:
-                pass  # a check is due
+                pass  # the interval has passed
             self._asked.clear()
             self._renew_if_changed()
 
@@ -64,7 +64,9 @@ class CertificateWatch:
         try:
             self._renew()
         except StrandlineError as error:
-            logger.error("keep the old certificates, the new ones are invalid: %s", error)  # noqa: TRY400  no trace
+            logger.error(  # noqa: TRY400  no trace
+                "the old certificates stay in use, since the new ones are invalid: %s", error
+            )
         else:
             self._known = found
             logger.info("renewed the certificates")

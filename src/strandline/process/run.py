@@ -1,8 +1,8 @@
 """A broker as a process: event loop, signals, exit code.
 
 SIGTERM and SIGINT finish the current group commit, flush, stop the child nats-server and exit with
-0, also during start. A second signal ends the process at once, which loses no acknowledged record.
-SIGHUP checks certificates for changes.
+0, also during the start. A second signal ends the process at once, which loses no acknowledged
+record. SIGHUP checks the certificates for changes.
 """
 
 import asyncio
@@ -34,10 +34,10 @@ logger = logging.getLogger(__name__)
 
 EXIT_ERROR = 1
 SWITCH_INTERVAL_S = 0.0005
-"""How long a thread may keep the interpreter when another wants it: a tenth of Python's default,
-so that the sync thread and readers do not wait 5 ms for the loop (docs/adr/0037)."""
+"""How long a thread keeps the interpreter when another thread waits for it. A tenth of Python's
+default, so that the sync thread and readers do not wait 5 ms for the loop (docs/adr/0037)."""
 OPEN_FILES_MIN = 256
-"""Some 30 of them are open when it has begun."""
+"""The lowest usable limit: about 30 files are open after the start."""
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -52,15 +52,15 @@ def run_broker(
 
     Args:
         config: the broker's settings.
-        on_ready: called with ports and process id once everything listens.
+        on_ready: called with ports and process id once all listeners are open.
         clock: the clock; by default the machine's.
         disk: the file system; by default the machine's.
 
     Returns:
-        0 after a clean stop; with JSON logs, 1 after an error that was logged.
+        0 after a clean stop; 1 after an error that was logged as JSON.
 
     Raises:
-        StrandlineError: the broker could not start, and logs are in text.
+        StrandlineError: the broker could not start (only if logs are text).
     """
     with logging_to_stderr(config.log_level, config.log_format):
         try:
@@ -119,7 +119,7 @@ def _run(
 
 
 async def _start(app: BrokerApp, stop: asyncio.Event) -> bool:
-    """Start; return False, with nothing left running, if ``stop`` was set first.
+    """Start; return False, with nothing left running, if ``stop`` was set during the start.
 
     Raises:
         StrandlineError: the broker cannot start.
@@ -138,7 +138,7 @@ async def _start(app: BrokerApp, stop: asyncio.Event) -> bool:
 
 
 def raise_open_files_limit() -> None:
-    """Raise the limit of open files as far as allowed, and reserve storage's share.
+    """Raise the limit of open files as far as allowed, and set the share for storage.
 
     Raises:
         UnavailableError: the limit is too low even for a broker without streams.
@@ -153,10 +153,11 @@ def raise_open_files_limit() -> None:
 
 
 def relax_garbage_collector() -> None:
-    """Run the cyclic garbage collector a hundred times less often, and never on imported modules.
+    """Run the cyclic garbage collector a hundred times less often, never on imported modules.
 
-    A group commit creates thousands of small objects that reference counting frees. The collector
-    traversed them anyway, which took a tenth of the time when records spread over many partitions.
+    A group commit creates thousands of small objects, which reference counting frees. The collector
+    traversed them nevertheless, which took a tenth of the time when records went to many
+    partitions.
     """
     gc.freeze()
     gc.set_threshold(70_000, 20, 50)

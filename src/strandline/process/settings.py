@@ -1,6 +1,6 @@
 """Loading of a broker's settings: a YAML file, then the environment, then flags; the last wins.
 
-Rules: each source is checked on its own, so that an error names its source. An unknown key is
+Rules: each source is checked alone, so that an error can name its source. An unknown key is
 rejected with a suggestion, never ignored. A variable is ``STRANDLINE_`` and the key in capitals,
 sections joined by two underscores: ``nats.port`` is ``STRANDLINE_NATS__PORT``. This module knows
 which values are impossible, and nothing else about the settings.
@@ -43,16 +43,16 @@ ENVIRON_OTHERS: Final = frozenset(
         "STRANDLINE_REGISTRY_AUTH",
     }
 )
-"""Variables of ours that are not broker settings: the CLI and clients read them."""
+"""Variables that are no broker settings: the CLI and clients read them."""
 ENVIRON_KUBERNETES: Final = re.compile(r"STRANDLINE_(SERVICE_(HOST|PORT)|PORT)(_.*)?")
-"""Variables that Kubernetes sets for a service named ``strandline``; not settings."""
+"""Variables that Kubernetes sets for a service named ``strandline``; no settings."""
 FILE_BYTES_MAX: Final = 1 << 20
 OF_JETSTREAM: Final = ("API", "ACK", "FC", "EVENT")
-"""Names that follow ``$JS.`` in subjects of JetStream."""
+"""The words that follow ``$JS.`` in JetStream's subjects."""
 PORT_MAX: Final = 65_535
 CLUSTER_NAME_MAX: Final = 128
 NUMBER_MAX: Final = 1 << 53
-"""Larger sizes and times are typing errors, and every language's JSON can hold this one."""
+"""Larger sizes and times are typing errors; JSON of every language can hold this number."""
 
 Values = dict[str, Any]
 
@@ -68,7 +68,8 @@ def load_settings(
         overrides: a nested mapping from flags; ``None`` means that the flag was not given.
 
     Raises:
-        InvalidConfigError: naming the source, the key and the fix.
+        InvalidConfigError: a setting is wrong; the message names source and key, and says what to
+            do.
     """
     values: Values = {}
     if file is not None:
@@ -84,7 +85,7 @@ def read_settings_file(file: Path) -> Values:
     """Return the checked values of a YAML file.
 
     Raises:
-        InvalidConfigError: unreadable, not YAML, not a mapping, or with a wrong key or value.
+        InvalidConfigError: the file is unreadable, not a YAML mapping, or has a wrong key or value.
     """
     return _checked(read_yaml(file), str(file))
 
@@ -93,7 +94,7 @@ def read_yaml(file: Path) -> Values:
     """Return the unchecked values of a YAML file.
 
     Raises:
-        InvalidConfigError: unreadable, not YAML, or not a mapping.
+        InvalidConfigError: the file is unreadable, or not a YAML mapping.
     """
     try:
         size_bytes = file.stat().st_size
@@ -125,7 +126,7 @@ def read_environment(environ: Mapping[str, str]) -> Values:
     """Return the checked values of the ``STRANDLINE_*`` variables.
 
     Raises:
-        InvalidConfigError: naming the variable.
+        InvalidConfigError: a variable is wrong; the message names it.
     """
     values: Values = {}
     for variable, text in sorted(environ.items()):
@@ -142,7 +143,7 @@ def read_environment(environ: Mapping[str, str]) -> Values:
 
 
 def flat_settings(config: msgspec.Struct, prefix: str = "") -> dict[str, Any]:
-    """Return every key of ``config``, dotted, with its value."""
+    """Return every setting of ``config`` by its dotted key."""
     keys: dict[str, Any] = {}
     for name in config.__struct_fields__:
         value = getattr(config, name)
@@ -154,7 +155,7 @@ def flat_settings(config: msgspec.Struct, prefix: str = "") -> dict[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """A YAML loader that rejects a key given twice, where YAML itself would keep the last."""
+    """A YAML loader that rejects a key given twice; YAML itself would use the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001, FBT002 - the signature is PyYAML's
         seen: set[str] = set()
@@ -176,7 +177,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _typed(keys: list[str], text: str, variable: str) -> Any:
-    """Return the text of a variable converted to the type of its field."""
+    """Convert the text of a variable to the type of its field."""
     kind: Any = BrokerConfig
     for depth, key in enumerate(keys):
         fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
@@ -254,7 +255,7 @@ def _check_values(config: BrokerConfig) -> None:
         taken[port] = key
     for key, value in flat_settings(config).items():
         if key.endswith(("_bytes", "_records", "_ms")):
-            lowest = 0 if key.startswith("grpc.streams.") else 1  # for streams 0 means no limit
+            lowest = 0 if key.startswith("grpc.streams.") else 1  # for these, 0 means no limit
             if value < lowest:
                 raise InvalidConfigError(f"{key} is {value}; it must be at least {lowest}")
             if value > NUMBER_MAX:
@@ -285,7 +286,7 @@ def _check_values(config: BrokerConfig) -> None:
 
 
 def _check_nats(config: BrokerConfig) -> None:
-    """Reject settings of the JetStream API at your own servers that cannot work."""
+    """Reject settings of the JetStream API at the user's own NATS servers that cannot work."""
     nats = config.nats
     if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", nats.domain) or nats.domain in OF_JETSTREAM:
         raise InvalidConfigError(
@@ -304,7 +305,7 @@ def _check_nats(config: BrokerConfig) -> None:
 
 
 def _check_tls(tls: TlsConfig) -> None:
-    """Reject TLS settings that would use clear text by mistake or leave clients unverified."""
+    """Reject TLS settings that would silently use clear text or leave clients unverified."""
     if bool(tls.certificate) != bool(tls.key):
         missing = "certificate" if tls.key else "key"
         raise InvalidConfigError(
@@ -318,7 +319,7 @@ def _check_tls(tls: TlsConfig) -> None:
 
 
 def _check_auth(auth: AuthConfig, config: BrokerConfig) -> None:
-    """Reject access control settings that check nothing, or that lock out every administrator."""
+    """Reject access settings that would check nothing, or lock out every administrator."""
     has_token = bool(auth.admin_token or auth.admin_token_file)
     if not auth.enabled:
         if has_token or auth.admins:
@@ -355,7 +356,7 @@ def _check_auth(auth: AuthConfig, config: BrokerConfig) -> None:
 
 
 def _check_peer_tls(config: BrokerConfig) -> None:
-    """Reject a peer link without TLS where it is reachable: it checks only the cluster's name."""
+    """Reject a peer link without TLS that others can reach: it checks only the cluster's name."""
     cluster, host = config.cluster, config.peer_host
     if cluster.is_on and not cluster.tls_certificate and not _is_loopback(host):
         raise InvalidConfigError(
@@ -369,7 +370,7 @@ def _is_loopback(host: str) -> bool:
     try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
-        return False  # a name may resolve to any address
+        return False  # a name may resolve to an address that others reach
 
 
 def _check_cluster(cluster: ClusterConfig) -> None:

@@ -1,7 +1,7 @@
 """A watchdog that logs when the event loop was blocked, and where.
 
-While the loop is blocked no record is acknowledged, and in a cluster the other brokers soon take
-over. A thread samples the loop's stack shortly before ``STALL_MS`` has passed.
+While the loop is blocked no record is acknowledged, and in a cluster other brokers soon take over.
+A thread samples the loop's stack shortly before ``STALL_MS`` has passed.
 """
 
 import asyncio
@@ -26,10 +26,10 @@ UNKNOWN: Final = "an unknown place: the machine was busy, or native code held th
 
 
 class LoopWatchdog:
-    """A watchdog of the running loop; created and stopped on its thread.
+    """A watchdog of the running loop; created and stopped on the loop's thread.
 
     Args:
-        clock: measures the time between beats.
+        clock: measures the time between beats, which the loop makes.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
@@ -71,7 +71,7 @@ class LoopWatchdog:
 
 
 def _places(frame: FrameType) -> Iterator[str]:
-    """Yield the calls in progress, innermost first, ending with the first one of ours."""
+    """Yield the calls in progress, innermost first, up to the first one of Strandline's code."""
     walked: FrameType | None = frame
     for _ in range(FRAMES_MAX):
         if walked is None:

@@ -1,7 +1,7 @@
 """Construction of a broker and its servers, and the order in which they start and stop.
 
 Start: broker first, listeners last, so that no client reaches a broker that is half started. Stop:
-listeners first, broker last, so that every accepted record is answered.
+    listeners first, broker last, so that every accepted record gets its ack.
 """
 
 import asyncio
@@ -81,7 +81,7 @@ class BrokerApp:
 
     @property
     def http_port(self) -> int | None:
-        """Return the port of the web page, metrics and health checks; None when off."""
+        """Return the port of the console, metrics and health checks; None when off."""
         return self._http.port if self._http else None
 
     @property
@@ -125,7 +125,7 @@ class BrokerApp:
             self._watch.look_now()
 
     def _renew_certificates(self) -> None:
-        """Reload the certificates of every listener that can do so without a restart.
+        """Reload the certificates of every listener that does not need a restart for that.
 
         Raises:
             InvalidConfigError: a file cannot be used.
@@ -170,7 +170,7 @@ class BrokerApp:
 
 
 def _forwarder(broker: Broker) -> "Forwarder | None":
-    """Return the forwarder of publishes; None, without importing its client, for a broker alone."""
+    """Return the forwarder of publishes; without a cluster None, and its client is not imported."""
     if not isinstance(broker, ClusterBroker):
         return None
     from strandline.servers.forward import Forwarder
@@ -181,7 +181,7 @@ def _forwarder(broker: Broker) -> "Forwarder | None":
 def _grpc(
     broker: Broker, config: BrokerConfig, metering: Metering, *, forwarder: "Forwarder | None"
 ) -> "GrpcFrontEnd | None":
-    """Return the gRPC server, imported only if it is configured."""
+    """Return the gRPC server; it is imported only if it is configured."""
     if config.grpc.port < 0 and config.grpc.beam_port < 0:
         return None
     from strandline.servers.grpc.frontend import GrpcFrontEnd
@@ -192,7 +192,7 @@ def _grpc(
 def _http(
     broker: Broker, config: BrokerConfig, flight_port: Callable[[], int]
 ) -> "HttpFrontEnd | None":
-    """Return the HTTP server, imported only if it is configured."""
+    """Return the HTTP server; it is imported only if it is configured."""
     if config.http_port < 0:
         return None
     from strandline.servers.http.server import HttpFrontEnd

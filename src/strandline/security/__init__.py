@@ -2,5 +2,5 @@
 
 Rules: no I/O, no clock, no randomness. Everything that no rule allows is rejected. Nothing here
 knows brokers, connections or protocols: a server identifies the caller and the resource, and asks
-here.
+this package.
 """

@@ -1,7 +1,7 @@
 """Access rules: which principal may do which operation on which resources.
 
-Rules only allow: none forbids, so their order does not matter, and everything that no rule allows
-is rejected. A rule names resources of one kind by a pattern:
+Rules only allow: none forbids, so their order does not matter. Everything that no rule allows is
+rejected. A rule names resources of one kind by a pattern:
 
 | kind | what it is | pattern | operations |
 |---|---|---|---|
@@ -13,9 +13,9 @@ is rejected. A rule names resources of one kind by a pattern:
 Rules: no operation includes another, with one exception: a principal that may administer the
 cluster may do everything, because it could grant itself any rule. A prefix does not match the
 broker's own names (``__groups``) unless it begins with ``__`` itself, just as ``>`` does not match
-NATS' own subjects. A wildcard subject is allowed only if every subject that it matches is
-(CVE-2026-73499: a check of a range by its first key). The table is immutable: it is a snapshot of
-the rules.
+NATS' own subjects. A subject with wildcards is allowed only if every subject that it matches is
+allowed (CVE-2026-73499 was a check of only the first key of a range). The table is an immutable
+snapshot of the rules.
 """
 
 from collections.abc import Iterable
@@ -44,15 +44,15 @@ OPERATIONS: Final[dict[Kind, frozenset[Operation]]] = {
 }
 """The operations of each kind."""
 ANYTHING: Final = "*"
-"""The pattern of a name, or of the cluster, that stands for all."""
+"""The pattern that stands for all names of a kind, and for the cluster."""
 
 
 class Resource(NamedTuple):
-    """A resource: the object of an operation."""
+    """A resource: something that an operation is applied to."""
 
     kind: Kind
     name: str
-    """Of a subject also a pattern of NATS: all that it stands for."""
+    """The name; of a subject also a pattern, which stands for all subjects that it matches."""
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name!r}" if self.name else self.kind
@@ -78,7 +78,7 @@ def check_rule(rule: Rule) -> None:
 
     Raises:
         InvalidRequestError: the rule is wrong; the message says what to write instead.
-        InvalidSubjectError: the pattern must be a subject and is malformed.
+        InvalidSubjectError: the pattern of a subject is malformed.
     """
     check_user_name(rule.principal)
     if rule.operation not in get_args(Operation) or rule.kind not in OPERATIONS:
@@ -103,7 +103,7 @@ def check_rule(rule: Rule) -> None:
 
 
 def _check_name_pattern(pattern: str) -> None:
-    """Reject a ``*`` anywhere but at the end, where it would not act as a wildcard."""
+    """Reject a ``*`` that is not at the end, where it would be no wildcard."""
     if not is_clean_name(pattern) or ANYTHING in pattern[:-1]:
         raise InvalidRequestError(
             f"{pattern[:NAME_BYTES_MAX]!r} is not a name pattern: write a name, or the "
@@ -136,7 +136,7 @@ class Acls:
     """A snapshot of the rules, indexed for decisions; immutable.
 
     Args:
-        rules: each rule once, checked when it was created.
+        rules: the rules, each once; they were checked when they were created.
     """
 
     def __init__(self, rules: Iterable[Rule] = ()) -> None:
@@ -171,11 +171,11 @@ class Acls:
         return (principal.name, "admin", "cluster") in self._patterns
 
     def knows(self, principal: Principal) -> bool:
-        """Return whether any rule names the principal; without one it may do nothing."""
+        """Return whether any rule names the principal; if none does, it may do nothing."""
         return principal.name in self._known
 
     def patterns(self, principal: Principal, operation: Operation, kind: Kind) -> tuple[str, ...]:
-        """Return the patterns on which a principal may do an operation; all for an admin."""
+        """Return the patterns on which a principal may do an operation; for an admin, all."""
         if self.is_admin(principal):
             return (">",) if kind == "subject" else (ANYTHING,)
         return self._patterns.get((principal.name, operation, kind), ())

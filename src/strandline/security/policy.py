@@ -1,8 +1,8 @@
 """The access policy: identification of clients and decisions about their operations.
 
 Rules: by default nothing is allowed. Only credentials that can be verified count. A wrong token is
-rejected even beside a valid certificate. A policy is immutable; a change of rules or tokens makes a
-new one.
+rejected even together with a valid certificate. A policy is immutable; a change of rules or tokens
+makes a new one.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,7 +22,7 @@ from strandline.security.tokens import TEXT_BYTES_MAX, Token, is_text_of, token_
 WRONG_TOKEN = "the token is not known here, was revoked or has expired; ask for another"  # noqa: S105  a message
 NO_TOKEN = "this broker wants to know who asks: show a token (STRANDLINE_TOKEN) or a certificate"  # noqa: S105  a message
 _OF_BROKERS = Rule(BROKERS.name, "publish", "stream", "*")
-"""A broker forwards publishes that it has allowed."""
+"""Lets a broker forward publishes, which it has checked itself."""
 
 
 class ClientCredentials(NamedTuple):
@@ -41,15 +41,15 @@ class Identity(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """The broker's own access settings, which apply whatever the metadata says."""
+    """The broker's own access settings, which apply in addition to the metadata."""
 
     admin_sha256: bytes = b""
-    """Of the token that may do everything; empty: there is none."""
+    """The SHA-256 of the token that may do everything; empty: there is none."""
     admins: frozenset[str] = frozenset()
-    """Principals who may do everything."""
+    """The principals that may do everything."""
 
     def is_admin(self, principal: Principal) -> bool:
-        """Return whether the settings alone let the principal do everything."""
+        """Return whether the settings alone allow the principal everything."""
         return principal == BOOTSTRAP_ADMIN or principal.name in self.admins
 
 
@@ -72,7 +72,7 @@ class Policy:
         self.acls = Acls([*rules, *own, _OF_BROKERS])
 
     def identify(self, shown: ClientCredentials, now_ns: int) -> Identity:
-        """Return the identity behind credentials.
+        """Return the identity that credentials prove.
 
         Raises:
             UnauthenticatedError: there are no credentials, or they are wrong.
@@ -120,10 +120,10 @@ class Policy:
     def check(
         self, principal: Principal, operations: tuple[Operation, ...], resource: Resource
     ) -> None:
-        """Reject a principal that may do none of some operations, any one of which suffices.
+        """Reject a principal that may do none of these operations; one of them suffices.
 
         Raises:
-            NotAllowedError: no rule allows one; the message names the missing rule.
+            NotAllowedError: no rule allows any of them; the message names the missing rule.
         """
         if not any(self.allows(principal, operation, resource) for operation in operations):
             pattern = "'*'" if resource == CLUSTER else f"'{resource.name}'"
@@ -134,7 +134,7 @@ class Policy:
             )
 
     def check_known(self, principal: Principal) -> None:
-        """Reject a principal that no rule allows anything.
+        """Reject a principal for which there is no rule.
 
         Raises:
             NotAllowedError: no rule names the principal.

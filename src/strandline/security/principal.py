@@ -1,7 +1,7 @@
 """Principals: the identities that access rules refer to.
 
 Rules: a principal is only a name; rules about the name (``acl``) say what it may do. Names that
-begin with two underscores are the broker's own: no certificate can claim one, and no token can be
+begin with two underscores belong to the broker: no certificate can claim one, and no token can be
 created for one. A client without credentials is ``ANONYMOUS``. No rule can contain its empty name,
 so it is never allowed anything.
 """
@@ -29,20 +29,20 @@ class Principal(NamedTuple):
 
 
 ANONYMOUS: Final = Principal("")
-"""A client without credentials."""
+"""The principal of a client without credentials."""
 BOOTSTRAP_ADMIN: Final = Principal("__admin")
-"""The client with the token of the broker's settings; may do everything."""
+"""The principal of the token in the broker's settings; may do everything."""
 BROKERS: Final = Principal("__broker")
-"""The brokers of the cluster, when one is a client of another."""
+"""The principal of brokers when they are clients of each other."""
 
 
 def is_user_name(name: str) -> bool:
-    """Return whether certificates and tokens may stand for a principal with this name."""
+    """Return whether certificates and tokens may be for a principal with this name."""
     return is_clean_name(name) and not name.startswith(INTERNAL_PREFIX)
 
 
 def is_clean_name(name: str) -> bool:
-    """Return whether a text is short and printable, without white space around it."""
+    """Return whether a text is short, printable and not surrounded by white space."""
     is_printable = isinstance(name, str) and name.isprintable() and name == name.strip()
     return is_printable and 0 < len(name.encode()) <= NAME_BYTES_MAX
 

@@ -1,13 +1,13 @@
-"""Quotas of a principal at a broker, computed from the times that the caller passes.
+"""Quotas of a principal at one broker, computed from times that the caller passes.
 
 Rates are limited by token buckets. A bucket starts full, holds the tokens of one second, and is
-refilled as time passes. Bytes are taken even when there are too few tokens: the balance becomes
-negative, and the caller waits until it is repaid. So for any sizes, no more than ``rate * t +
-burst`` bytes pass in ``t`` seconds. A request is rejected instead. A negative balance is never
-reset, or else clients that send rarely, but much at a time, could exceed the rate.
+refilled as time passes. Bytes are taken even if there are too few tokens: the balance becomes
+negative, and the caller waits until it is 0 again. So for any sizes, no more than ``rate * t +
+burst`` bytes pass in ``t`` seconds. A request without a token is rejected. A negative balance is
+never reset, or clients that send rarely, but much at a time, could exceed the rate.
 
-Rules: no I/O and no clock, times are monotonic milliseconds and never go backwards; nothing here is
-thread-safe. This module does not know the enforcing code or how it waits.
+Rules: no I/O and no clock; times are monotonic milliseconds and never go backwards; not
+thread-safe. This module does not know the code that enforces quotas, nor how that waits.
 """
 
 from typing import Final
@@ -17,10 +17,10 @@ import msgspec
 from strandline.errors import InvalidRequestError
 
 BURST_S: Final = 1.0
-"""The seconds of quota that may be used at once after a pause."""
+"""A bucket holds the tokens of so many seconds, usable at once after a pause."""
 LIMIT_MAX: Final = 1 << 50
 WAIT_MS_MAX: Final = 60_000.0
-"""The longest wait; the caller then asks again, because the quota may have been raised."""
+"""The longest wait in one step; the caller then asks again: the quota may have been raised."""
 
 
 class Quota(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -77,7 +77,7 @@ class Bucket:
         return min(WAIT_MS_MAX, max(0.0, -self._tokens / self._per_ms))
 
     def ask(self, now_ms: float) -> float:
-        """Take a token and return 0, or return after how many milliseconds there will be one."""
+        """Take a token and return 0, or return the milliseconds until there is one."""
         self._refill(now_ms)
         if self._tokens < 1.0:
             return (1.0 - self._tokens) / self._per_ms
@@ -91,10 +91,10 @@ class Bucket:
 
 
 class Meter:
-    """Usage of one principal at one broker.
+    """The usage of one principal at one broker.
 
-    Connections are always counted, so that a quota that is set later includes the open ones. Bytes
-    and requests are counted only while a quota limits them.
+    Connections are always counted, so that a quota that is set later includes those already open.
+    Bytes and requests are counted only while a quota limits them.
     """
 
     __slots__ = ("_publish", "_read", "_requests", "connections", "quota")
@@ -107,7 +107,7 @@ class Meter:
         self._requests: Bucket | None = None
 
     def limit(self, quota: Quota, now_ms: float) -> None:
-        """Apply another quota; buckets whose rate has not changed keep their state."""
+        """Apply another quota; a bucket whose rate has not changed keeps its state."""
         before, self.quota = self.quota, quota
         if quota.publish_bytes_per_s != before.publish_bytes_per_s:
             self._publish = _bucket(quota.publish_bytes_per_s, now_ms)
@@ -133,7 +133,7 @@ class Meter:
         return self._requests.take(count, now_ms) if self._requests is not None else 0.0
 
     def connect(self) -> bool:
-        """Count a connection; return False, without counting it, if it exceeds the quota."""
+        """Count a connection; if it exceeds the quota, return False and do not count it."""
         limit = self.quota.connections
         if limit and self.connections >= limit:
             return False

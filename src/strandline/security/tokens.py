@@ -1,11 +1,11 @@
 """Tokens that authenticate clients, and the little that the broker stores of each.
 
 A token is ``slt_ID_SECRET``: an id of eight hexadecimal digits, by which it is found and revoked,
-and 256 random bits. Only the SHA-256 of the text is stored. A slow salted hash would protect
+and 256 random bits. Only the SHA-256 of the whole text is stored. A slow salted hash would protect
 secrets that people choose; 256 random bits cannot be guessed.
 
-Rules: the caller passes the random bytes. The whole text is compared in constant time. Any
-deviation from the format makes a token invalid.
+Rules: the caller passes the random bytes. Hashes are compared in constant time. A text that
+deviates from the format is no valid token.
 """
 
 import base64
@@ -24,7 +24,7 @@ ID_BYTES: Final = 4
 SECRET_BYTES: Final = 32
 SHA256_BYTES: Final = 32
 TEXT_BYTES_MAX: Final = 512
-"""Longer texts are not even hashed."""
+"""Longer texts are rejected without hashing them."""
 BOOTSTRAP_CHARACTERS_MIN: Final = 32
 _ID = re.compile(r"[0-9a-f]{8}")
 _TEXT = re.compile(rf"{PREFIX}_([0-9a-f]{{8}})_[A-Za-z0-9_-]{{43}}")
@@ -38,7 +38,7 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
     sha256: bytes
     created_ns: int
     expires_ns: int = 0
-    """The time from which it is invalid; 0: never."""
+    """The time from which the token is invalid; 0: never."""
 
 
 def token_text(random: bytes) -> str:
@@ -74,12 +74,12 @@ def check_token_id(text: str) -> None:
 
 
 def fingerprint(text: str) -> bytes:
-    """Return the stored hash of a token's text."""
+    """Return the hash of a token's text, as it is stored."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 
 def is_text_of(text: str, sha256: bytes) -> bool:
-    """Return whether a text has the given hash; False for an empty hash."""
+    """Return whether a text has this hash; always False for an empty hash."""
     if len(sha256) != SHA256_BYTES or not 0 < len(text) <= TEXT_BYTES_MAX:
         return False
     return hmac.compare_digest(fingerprint(text), sha256)
@@ -97,7 +97,7 @@ def check_token(token: Token) -> None:
     Raises:
         InvalidRequestError: the token is invalid; the message says why.
     """
-    if token.principal != BROKERS.name:  # which only a broker's own token may have
+    if token.principal != BROKERS.name:  # a name that only a broker's own token may have
         check_user_name(token.principal)
     if not _ID.fullmatch(token.id):
         raise InvalidRequestError("a token's id must be eight hexadecimal digits")

@@ -1,4 +1,4 @@
-"""Test helpers for users: a real broker in the test's own process, or in one that can be killed.
+"""Test helpers for users: a real broker in the test's process, or in one that can be killed.
 
     with strandline.testing.Server() as url:
         client = strandline.connect(url)

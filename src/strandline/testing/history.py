@@ -1,17 +1,17 @@
-"""A checker of one partition as publishers and readers saw it, in simulations and real clusters.
+"""A checker of what publishers and readers observed of a partition, simulated or real.
 
 Rules: once an ack or a reader reports a record at an offset, that offset always has that record,
-and the record no other offset. A publisher's record comes after everything acknowledged to it
-before the record was sent. A reader proceeds from offset to offset, across any number of replicas,
-and reaches the end. Acknowledged records are in the log at the end, and records certainly rejected
-are never seen. A consumer group processes every record at least once. ``ViolationError`` reports a
-violation. Must not know how a log is implemented.
+and the record no other offset. A publisher's record comes after all records acknowledged to this
+publisher before the record was sent. A reader proceeds from offset to offset, across any number of
+replicas, and reaches the end. Acknowledged records are in the log at the end, and records certainly
+rejected are never seen. A consumer group processes every record at least once. ``ViolationError``
+reports a violation. Must not know how a log is implemented.
 
-A publish has three outcomes: acknowledged; rejected for certain, before anything was written (by a
-broker that does not lead, or leads with too few replicas); unknown (no answer, a leader that lost
-its leadership after writing, a failed sync): then the record may be stored or not, and nothing is
-recorded here. Over NATS in a cluster no rejection is certain: every broker receives the message,
-and one that rejects it cannot answer for the next leader.
+A publish has three outcomes. Acknowledged. Rejected for certain, before anything was written, by a
+broker that does not lead, or leads with too few replicas. Unknown, for example without an answer,
+after a leader lost its leadership during the write, or after a failed sync: the record may be
+stored or not, and nothing is noted here. Over NATS in a cluster no rejection is certain: every
+broker receives the message, and a broker that rejects it cannot answer for the next leader.
 """
 
 import threading
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 
 class ViolationError(Exception):
-    """A broken promise, with what a checker saw."""
+    """A broken promise; the message says what the checker saw."""
 
 
 class PartitionHistory:
@@ -32,17 +32,17 @@ class PartitionHistory:
     def __init__(self, name: str) -> None:
         self.name = name
         self.acked_end = 0
-        """One beyond the last acknowledged offset."""
+        """The offset after the last acknowledged one."""
         self._values: dict[int, bytes] = {}
         self._offsets: dict[bytes, int] = {}
         self._refused: set[bytes] = set()
         self._next: dict[str, int] = {}
 
     def placed(self, value: bytes, offset: int) -> None:
-        """Record that a record was observed at an offset.
+        """Note that a record was observed at an offset.
 
         Raises:
-            ViolationError: it contradicts an earlier observation, or the record was rejected.
+            ViolationError: that contradicts an earlier observation, or the record was rejected.
         """
         if value in self._refused:
             raise ViolationError(f"{self.name}: {value!r} was refused, but is at {offset}")
@@ -56,12 +56,12 @@ class PartitionHistory:
             )
 
     def ack(self, value: bytes, offset: int, *, floor: int) -> None:
-        """Record an ack.
+        """Note an ack.
 
         Args:
             value: the record.
             offset: the acknowledged offset.
-            floor: the end of what was acknowledged to this publisher before it sent the record.
+            floor: the end of the records acknowledged to this publisher before it sent this one.
 
         Raises:
             ViolationError: the offset is below ``floor``, or contradicts an earlier observation.
@@ -74,7 +74,7 @@ class PartitionHistory:
         self.acked_end = max(self.acked_end, offset + 1)
 
     def refused(self, value: bytes) -> None:
-        """Record a certain rejection of a record that is not sent again.
+        """Note the certain rejection of a record that is not sent again.
 
         Raises:
             ViolationError: the record was observed.
@@ -88,7 +88,7 @@ class PartitionHistory:
         return self._offsets.get(value)
 
     def read(self, reader: str, offsets: Sequence[int], values: Sequence[bytes]) -> int:
-        """Record what a reader that began at offset 0 got.
+        """Note the records that a reader got; it began at offset 0.
 
         Returns:
             The next offset of the reader.
@@ -106,20 +106,20 @@ class PartitionHistory:
         return at
 
     def arrived(self, reader: str, log_end: int) -> None:
-        """Check that a reader has reached the end, after all faults ended and enough time.
+        """Check that a reader has reached the end, once all faults have ended, after enough time.
 
         Raises:
-            ViolationError: it has not.
+            ViolationError: the reader has not reached it.
         """
         at = self._next.get(reader, 0)
         if at != log_end:
             raise ViolationError(f"{self.name}: {reader} is at {at}, the log ends at {log_end}")
 
     def settled(self, replica: str, log: Sequence[bytes]) -> None:
-        """Check the whole log of a replica, from offset 0, after all faults ended.
+        """Check the whole log of a replica, from offset 0, once all faults have ended.
 
         Raises:
-            ViolationError: it lacks acknowledged or observed records, or repeats one.
+            ViolationError: the log lacks acknowledged or observed records, or repeats one.
         """
         for offset, value in enumerate(log):
             self.placed(value, offset)
@@ -131,7 +131,7 @@ class PartitionHistory:
 
 
 class GroupHistory:
-    """The records of one partition that a consumer group processed and committed; thread-safe.
+    """The records of a partition that a consumer group has processed and committed; thread-safe.
 
     Args:
         history: the history of the partition.
@@ -141,13 +141,13 @@ class GroupHistory:
         self._history = history
         self._lock = threading.Lock()
         self.processed_end = 0
-        """All records before this offset were processed by some member."""
+        """All records before this offset were processed by a member."""
         self.committed = 0
         """The highest offset whose commit was confirmed."""
         self._next: dict[str, int] = {}
 
     def begins(self, member: str, at: int) -> None:
-        """Record that a member was assigned the partition and begins at an offset.
+        """Note that a member was assigned the partition, and begins at an offset.
 
         Raises:
             ViolationError: earlier records were not processed, or a commit was lost.
@@ -162,7 +162,7 @@ class GroupHistory:
             self._next[member] = at
 
     def processed(self, member: str, offsets: Sequence[int], values: Sequence[bytes]) -> None:
-        """Record that the partition's member has processed records.
+        """Note that the partition's member has processed records.
 
         Raises:
             ViolationError: offsets are skipped or repeated, or contradict earlier observations.
@@ -178,15 +178,15 @@ class GroupHistory:
             self.processed_end = max(self.processed_end, at)
 
     def commits(self, at: int) -> None:
-        """Record a confirmed commit."""
+        """Note a confirmed commit."""
         with self._lock:
             self.committed = max(self.committed, at)
 
     def settled(self, log_end: int, position: int | None) -> None:
-        """Check the group's end, after all faults ended and enough time; None: no committed offset.
+        """Check the group's end, once faults have ended; ``position`` None: nothing is committed.
 
         Raises:
-            ViolationError: it has not processed all records, or not committed them.
+            ViolationError: the group has not processed, or not committed, all records.
         """
         if (self.processed_end, position) != (log_end, log_end):
             raise self._broken(

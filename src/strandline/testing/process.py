@@ -33,10 +33,10 @@ class ProcessServer:
     """A broker process; entering its context starts it.
 
     Args:
-        data_dir: its data directory; by default a temporary one, removed at the end.
-        arguments: further arguments of the command.
-        command: replaces ``strandline serve``; takes its flags, prints a ready line.
-        environment: variables added to ours.
+        data_dir: the broker's data directory; by default a temporary one, removed at the end.
+        arguments: further arguments for the command.
+        command: used instead of ``strandline serve``; has the same flags, and prints a ready line.
+        environment: variables for the broker in addition to those of this process.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ProcessServer:
         self.ready: dict[str, Any] = {}
         """The ready line: ports, pid and more."""
         self.errors: deque[str] = deque(maxlen=KEPT_LINES)
-        """The last lines of its standard error."""
+        """The last lines of the broker's standard error."""
 
     @property
     def flight(self) -> str:
@@ -67,22 +67,22 @@ class ProcessServer:
 
     @property
     def nats_url(self) -> str:
-        """Return the URL of its nats-server."""
+        """Return the URL of the broker's nats-server."""
         return f"nats://{self.ready.get('host', '127.0.0.1')}:{self.ready['nats_port']}"
 
     @property
     def ingest_url(self) -> str:
-        """Return the URL of its own listener for NATS publishers."""
+        """Return the URL of the broker's own listener for NATS publishers."""
         return f"nats://{self.ready.get('host', '127.0.0.1')}:{self.ready['ingest_port']}"
 
     @property
     def http_url(self) -> str:
-        """Return the URL of its web page, metrics and health."""
+        """Return the URL of the console, metrics and health checks."""
         return f"http://{self.ready.get('host', '127.0.0.1')}:{self.ready['http_port']}"
 
     @property
     def pid(self) -> int:
-        """Return its process id."""
+        """Return the process id."""
         assert self._process is not None, "start it first"
         return self._process.pid
 
@@ -93,15 +93,16 @@ class ProcessServer:
 
     @property
     def exit_code(self) -> int | None:
-        """Return the exit code, the negative signal if killed; None while it runs, or before."""
+        """Return the exit code, negative after a signal; None before the end."""
         return None if self._process is None else self._process.poll()
 
     def start(self, *, timeout_s: float = READY_TIMEOUT_S) -> Self:
-        """Start on the same ports as before, and wait for the ready line.
+        """Start the broker, after the first time on the same ports; wait for the ready line.
 
         Raises:
-            StrandlineError: it ended instead; the message has the end of its standard error.
-            RequestTimeoutError: no ready line in time.
+            StrandlineError: the process ended instead; the message has the end of its standard
+                error.
+            RequestTimeoutError: there was no ready line in time.
         """
         assert not self.is_running, "it is running"
         try:
@@ -109,7 +110,7 @@ class ProcessServer:
         except StrandlineError as error:
             if self.ready or PORT_TAKEN not in error.message.casefold():
                 raise
-            self._ports = _fresh_ports()  # another process took one of them
+            self._ports = _fresh_ports()  # another process has taken one of the ports
             self._launch(timeout_s)
         return self
 
@@ -128,7 +129,7 @@ class ProcessServer:
         self._wait_until_ready(self._process, timeout_s)
 
     def _wait_until_ready(self, process: "subprocess.Popen[str]", timeout_s: float) -> None:
-        """Read its output until the ready line."""
+        """Read the process's output until the ready line."""
         lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
         def read_output() -> None:
@@ -163,15 +164,15 @@ class ProcessServer:
         self.ready = json.loads(line)
 
     def kill(self) -> None:
-        """Send SIGKILL and wait for the end."""
+        """Send SIGKILL, and wait for the end of the process."""
         self.signal(signal.SIGKILL)
         self._wait()
 
     def stop(self) -> int:
-        """Send SIGTERM and wait for the end; return the exit code.
+        """Send SIGTERM and wait for the end of the process; return the exit code.
 
         Raises:
-            RequestTimeoutError: it did not end in time, and was killed.
+            RequestTimeoutError: the process did not end in time, and was killed.
         """
         if self._process is None:
             return 0
@@ -185,13 +186,13 @@ class ProcessServer:
             ) from error
 
     def restart(self, *, timeout_s: float = READY_TIMEOUT_S) -> Self:
-        """Kill it if it runs, and start it on the same directory and ports."""
+        """Kill the process if it runs, and start it again on the same directory and ports."""
         if self.is_running:
             self.kill()
         return self.start(timeout_s=timeout_s)
 
     def signal(self, number: int) -> None:
-        """Send a signal, such as SIGSTOP and SIGCONT to pause it."""
+        """Send a signal, such as SIGSTOP or SIGCONT to pause and continue the process."""
         if self.is_running:
             assert self._process is not None, "it runs"
             self._process.send_signal(number)

@@ -1,10 +1,10 @@
 """A TCP proxy on loopback that can cut, delay and break connections, for chaos tests of links.
 
-Rules: bytes of a connection are never lost, since TCP would not lose them: a cut holds them back
-until ``resume``, and the sender blocks once the buffers are full. Both directions are cut and
-delayed separately, for one-way partitions. New connections are accepted during a cut, unlike in a
-network that drops packets, but nothing passes; use ``break_connections`` and ``stop`` for a visible
-end.
+Rules: the proxy never loses bytes of a connection, since TCP does not either: a cut holds them back
+until ``resume``, and the sender blocks once the buffers are full. Each direction can be cut and
+delayed separately, for one-way partitions. During a cut new connections are accepted, unlike in a
+network that drops packets, but nothing passes; use ``break_connections`` or ``stop`` for an end
+that both sides notice.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ Direction = Literal["to_target", "from_target"]
 
 @dataclass(slots=True)
 class ProxyPath:
-    """One direction of all connections."""
+    """One direction of all connections through the proxy."""
 
     is_open: asyncio.Event = field(default_factory=asyncio.Event)
     delay_s: float = 0.0
@@ -32,7 +32,7 @@ class TcpProxy:
 
     Args:
         host: the host of the target.
-        port: the port of the target; may be changed, for connections to come.
+        port: the port of the target; it may be changed, for later connections.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -56,7 +56,7 @@ class TcpProxy:
         return self
 
     async def stop(self) -> None:
-        """Stop listening, and break open connections."""
+        """Stop listening, and reset open connections."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -74,28 +74,28 @@ class TcpProxy:
     # Faults
 
     def cut(self, direction: Direction | None = None) -> None:
-        """Hold bytes back, in one direction or both."""
+        """Hold bytes back, in one direction or in both."""
         for path in self._chosen(direction):
             path.is_open.clear()
 
     def resume(self, direction: Direction | None = None) -> None:
-        """Let bytes pass again, those held back first."""
+        """Let bytes pass again, first those that were held back."""
         for path in self._chosen(direction):
             path.is_open.set()
 
     def delay(self, seconds: float, direction: Direction | None = None) -> None:
-        """Delay each read of at most 64 KiB; 0 ends it."""
+        """Delay each read (of at most 64 KiB); 0 ends the delay."""
         for path in self._chosen(direction):
             path.delay_s = seconds
 
     def break_connections(self) -> None:
-        """Reset every open connection, at both ends."""
+        """Reset every open connection, on both sides."""
         for writer in self._writers:
             sock = writer.get_extra_info("socket")
             if sock is None or sock.fileno() < 0:
-                continue  # already closed, as uvloop reports it
-            with contextlib.suppress(OSError):  # already closed, as asyncio reports it
-                # With SO_LINGER 0 a close is a reset, even if data is unread.
+                continue  # closed already, as uvloop reports it
+            with contextlib.suppress(OSError):  # closed already, as asyncio reports it
+                # With SO_LINGER 0 a close is a reset, even if there are unread bytes.
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             writer.transport.abort()
 
@@ -127,7 +127,7 @@ class TcpProxy:
                 group.create_task(_pump(reader, far_writer, self._paths["to_target"]))
                 group.create_task(_pump(far_reader, writer, self._paths["from_target"]))
         except* OSError:
-            pass  # one end closed: close the other
+            pass  # one side has closed: close the other one
         finally:
             for each in opened:
                 self._writers.discard(each)

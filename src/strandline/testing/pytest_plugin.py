@@ -1,8 +1,8 @@
 """Fixtures for users' tests, found by pytest without configuration.
 
-``strandline_server`` is a broker per test; ``strandline_url`` is its address. A test that takes
-``strandline_nats_url``, too, gets a broker with a nats-server. Only pytest is imported until a test
-uses one of them.
+``strandline_server`` is a broker per test, and ``strandline_url`` its address. For a test that also
+uses ``strandline_nats_url``, the broker has a nats-server. Only pytest is imported until a test
+uses one of these.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,8 @@ NATS_FIXTURE = "strandline_nats_url"
 def strandline_server(request: pytest.FixtureRequest) -> "Iterator[Server]":
     """A real broker on free ports with a temporary data directory.
 
-    It has a nats-server only if the test takes ``strandline_nats_url``: starting one takes time.
+    The broker has a nats-server only if the test uses ``strandline_nats_url``: it takes time to
+    start.
     """
     from strandline.testing.server import Server
 

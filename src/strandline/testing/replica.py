@@ -1,7 +1,8 @@
-"""Reads the copy that one broker keeps, for tests that compare copies.
+"""Reads the replica of one broker, for tests that compare replicas.
 
-A client reads one broker's copy, too (``replica="this"``), but only in sync, up to where the leader
-is, and on after a lost connection. What a copy has by itself, though it is behind, is told here.
+A client can read one broker's replica, too (``replica="this"``), but only while it is in sync, and
+it reconnects after a lost connection. This module reads what the replica itself has, even if it
+lags.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,14 +18,14 @@ TIMEOUT_S = 10.0
 
 
 class ReplicaReader:
-    """Asks one broker alone; a context.
+    """Reads from one broker only; a context manager.
 
     Args:
-        address: ``host:port`` of its Arrow Flight.
+        address: the ``host:port`` of the broker's Arrow Flight.
         timeout_s: how long calls may take.
 
     Raises:
-        StrandlineError: from any method: the broker rejects, or cannot be reached.
+        StrandlineError: raised by any method: the broker rejects the call, or cannot be reached.
     """
 
     def __init__(self, address: str, *, timeout_s: float = TIMEOUT_S) -> None:
@@ -37,7 +38,7 @@ class ReplicaReader:
         self._connection.close()
 
     def ends(self, stream: str) -> dict[int, int]:
-        """The high watermark of each partition, as known here."""
+        """Return the high watermark of each partition, as far as this broker knows."""
         body = admin.OffsetsRequest(name=stream)
         [answer] = self._connection.action(admin.OFFSETS, body)
         return dict(answer.offsets)
@@ -45,7 +46,7 @@ class ReplicaReader:
     def wait_for(
         self, stream: str, beyond: Mapping[int, int], *, timeout_s: float = 1.0
     ) -> dict[int, int]:
-        """Wait until a high watermark here is above the offset given for it; all of them."""
+        """Wait until this broker has one of the high watermarks above its offset; return all."""
         body = admin.WaitRequest(
             name=stream, beyond=dict(beyond), wait_ms_max=int(timeout_s * 1000)
         )
@@ -61,6 +62,6 @@ class ReplicaReader:
         stop: int | None = None,
         columns: Sequence[str] = ("value",),
     ) -> Iterator[pa.RecordBatch]:
-        """Records of a partition from an offset on, to another or to what is committed here."""
+        """Yield a partition's records from ``start`` to ``stop``, or to the high watermark."""
         request = read_request(stream, partition=partition, start=start, stop=stop, columns=columns)
         yield from BatchStream(self._connection, request).batches()

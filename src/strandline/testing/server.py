@@ -23,7 +23,7 @@ STOP_TIMEOUT_S = 90.0
 
 
 class ServerUrl(str):
-    """``host:port`` of Arrow Flight, which ``strandline.connect`` takes; the rest as attributes."""
+    """The ``host:port`` of Arrow Flight for ``strandline.connect``, with other addresses."""
 
     __slots__ = ("data_dir", "flight", "http_url", "ingest_url", "nats_url")
 
@@ -38,13 +38,13 @@ class Server:
     """A broker for tests; entering its context returns its ``ServerUrl``.
 
     Args:
-        nats: also start a nats-server and the listener for publishers; a mapping is the ``nats``
-            section of the configuration.
-        data_dir: its data directory; by default a temporary one, removed at the end.
-        **config: other fields of ``config.BrokerConfig``; sections as mappings.
+        nats: also start a nats-server and the listener for publishers; a mapping is used as the
+            ``nats`` section of the configuration.
+        data_dir: the broker's data directory; by default a temporary one, removed at the end.
+        **config: other fields of ``config.BrokerConfig``; a section is a mapping.
 
     Raises:
-        InvalidConfigError: an unknown or invalid setting.
+        InvalidConfigError: a setting is unknown or invalid.
     """
 
     def __init__(
@@ -60,10 +60,10 @@ class Server:
         self._url: ServerUrl | None = None
 
     def start(self) -> ServerUrl:
-        """Start and wait until all listeners are open.
+        """Start the broker, and wait until all listeners are open.
 
         Raises:
-            StrandlineError: it cannot start.
+            StrandlineError: the broker cannot start.
         """
         from strandline.config import BrokerConfig, decode_config
 
@@ -83,7 +83,7 @@ class Server:
         return self._url
 
     def stop(self) -> None:
-        """Stop as on SIGTERM; has no effect when repeated."""
+        """Stop the broker as on SIGTERM; has no effect when repeated."""
         if self._url is None:
             return
         self._url = None
@@ -94,7 +94,7 @@ class Server:
 
     @property
     def url(self) -> ServerUrl:
-        """Return its address, once started."""
+        """Return the broker's address, once it was started."""
         assert self._url is not None, "start the server first"
         return self._url
 
@@ -115,7 +115,7 @@ class Server:
 
     @property
     def http_url(self) -> str | None:
-        """Return the URL of web page, metrics and health, if requested by ``http_port=0``."""
+        """Return the URL of console, metrics and health checks, if ``http_port`` is set."""
         return self.url.http_url
 
     @property

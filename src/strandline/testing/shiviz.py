@@ -1,7 +1,7 @@
-"""Reads traces, and judges their clocks: ``replication.trace`` says what they look like.
+"""Reads traces and checks their vector clocks; ``replication.trace`` has the format.
 
-Rules: a host's own clock goes from one event to the next by one, and no clock of another host goes
-back there or is ahead of the events that host has told.
+Rules: a host's own clock grows by one from each of its events to the next. In a host's events the
+clock of another host never goes back, and is never ahead of the other host's events.
 """
 
 import json
@@ -24,10 +24,10 @@ class TraceEvent(NamedTuple):
 
 
 def read_trace(lines: Iterable[str]) -> list[TraceEvent]:
-    """The events of a trace, in the order of its lines; several files may follow each other.
+    """Return the events of a trace, in order; several files may be concatenated.
 
     Raises:
-        ValueError: it is no trace.
+        ValueError: the lines are no trace.
     """
     stripped = [line.rstrip("\n") for line in lines]
     if len(stripped) % 2:
@@ -40,10 +40,10 @@ def read_trace(lines: Iterable[str]) -> list[TraceEvent]:
 
 
 def check_clocks(events: Iterable[TraceEvent]) -> None:
-    """Judge the clocks of whole traces.
+    """Check the clocks of whole traces.
 
     Raises:
-        ViolationError: naming the event.
+        ViolationError: a clock is wrong; the message names the event.
     """
     last: dict[str, dict[str, int]] = {}
     known = list(events)

@@ -16,13 +16,13 @@ VARIABLES = {
 
 def test_what_is_not_given_comes_from_the_environment():
     """Each of authority and own certificate, by itself; the certificate only with its key."""
-    assert Credentials.given(environ={}) == ("", "", "", "")
-    assert Credentials.given(environ=VARIABLES) == ("a", "b", "c", "t")
-    assert Credentials.given("x", environ=VARIABLES) == ("x", "b", "c", "t")
-    assert Credentials.given(None, "y", "z", environ=VARIABLES) == ("a", "y", "z", "t")
-    assert Credentials.given(token="mine", environ=VARIABLES) == ("a", "b", "c", "mine")
+    assert Credentials.resolve(environ={}) == ("", "", "", "")
+    assert Credentials.resolve(environ=VARIABLES) == ("a", "b", "c", "t")
+    assert Credentials.resolve("x", environ=VARIABLES) == ("x", "b", "c", "t")
+    assert Credentials.resolve(None, "y", "z", environ=VARIABLES) == ("a", "y", "z", "t")
+    assert Credentials.resolve(token="mine", environ=VARIABLES) == ("a", "b", "c", "mine")
     with pytest.raises(InvalidConfigError, match="needs its key"):
-        Credentials.given(None, "y", None, environ=VARIABLES)
+        Credentials.resolve(None, "y", None, environ=VARIABLES)
 
 
 def test_certificates_without_tls_are_rejected():
@@ -63,5 +63,5 @@ def test_a_token_is_never_printed():
     """Neither by a traceback that shows the credentials, nor by the error for a wrong one."""
     assert "secret" not in repr(Credentials(token="secret"))
     with pytest.raises(InvalidConfigError) as caught:
-        Credentials.given(token="secret secret", environ={})
+        Credentials.resolve(token="secret secret", environ={})
     assert "secret" not in str(caught.value)

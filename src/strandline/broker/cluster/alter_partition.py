@@ -1,7 +1,7 @@
-"""ISR changes of leaders on this broker: proposed to metadata until their outcome is known.
+"""ISR changes that leaders on this broker propose to the metadata until they are decided.
 
-Rules: changes that are pending at the same time are proposed together. A joining replica must
-belong to the broker's present run (KIP-903).
+Rules: all pending changes are proposed together. A change that adds a replica is proposed only if
+the replica belongs to the current run of its broker (KIP-903).
 """
 
 import asyncio
@@ -9,9 +9,9 @@ import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
+from strandline.broker.cluster.pending_proposals import PendingProposals
 from strandline.broker.cluster.replica import ReplicaDriver
 from strandline.broker.cluster.requests import Session
-from strandline.broker.cluster.wanted import PendingProposals
 from strandline.core.metadata.commands import BrokerRun, ChangeIsr, IsrChange, PartitionAt
 from strandline.core.metadata.image import MetadataImage
 from strandline.core.metadata.outcome import CommandOutcome
@@ -26,7 +26,7 @@ ISR_RETRY_S = 1.0
 
 
 class _WantedIsr(NamedTuple):
-    """An ISR that a leader here proposes."""
+    """An ISR that a leader on this broker proposes."""
 
     driver: ReplicaDriver
     proposal: ProposeIsr
@@ -37,7 +37,7 @@ class IsrProposals:
 
     Args:
         session: sends the proposals.
-        image: returns the image that replicas were last assigned from.
+        image: returns the image from which replicas were last assigned.
 
     Attributes:
         me: this run of the broker; None before it is registered.
@@ -51,7 +51,7 @@ class IsrProposals:
 
     def propose(self, driver: ReplicaDriver, proposal: ProposeIsr) -> None:
         """Propose a change, and repeat it until it is decided."""
-        self._wanted.put(driver.log_id, _WantedIsr(driver, proposal))  # replaces others
+        self._wanted.put(driver.log_id, _WantedIsr(driver, proposal))  # replaces an older proposal
 
     async def run(self) -> None:
         """Propose pending changes, until cancelled."""
@@ -61,7 +61,7 @@ class IsrProposals:
                 await self._decide(possible)
 
     def _is_possible(self, wanted: _WantedIsr) -> bool:
-        """Whether joining replicas belong to their brokers' present runs (KIP-903)."""
+        """Whether joining replicas belong to their brokers' current runs (KIP-903)."""
         driver, proposal = wanted
         if proposal.epoch != driver.replica.epoch:
             return False
@@ -73,7 +73,7 @@ class IsrProposals:
         return True
 
     async def _decide(self, wanted: list[_WantedIsr]) -> None:
-        """Propose ISRs until their outcome is known."""
+        """Propose ISRs; if their outcome is unknown, keep them for the next attempt."""
         assert self.me is not None, "begun before"
         changes = tuple(
             IsrChange(
@@ -97,10 +97,10 @@ class IsrProposals:
         self._notify(wanted, outcome)
 
     def _notify(self, wanted: list[_WantedIsr], outcome: CommandOutcome) -> None:
-        """Notify leaders of rejections; they learn of applied changes from the image.
+        """Notify leaders of rejections; the image tells them of applied changes.
 
-        A rejection for an outdated version or leader is not passed on: the newer version may be
-        this very change, proposed twice. The image will show it.
+        A rejection because of an outdated version or leader is not passed on: the newer version may
+        be this very change, applied in an earlier attempt. The image will show which.
         """
         reasons = {rejection.name: rejection.reason for rejection in outcome.rejected}
         for driver, proposal in wanted:

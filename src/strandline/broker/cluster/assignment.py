@@ -1,4 +1,4 @@
-"""A partition's assignment: converts its metadata to the event for its replica."""
+"""The assignment of a partition: converts its metadata to the event for its replica."""
 
 from strandline.core.metadata.image import MetadataImage, PartitionImage
 from strandline.core.replication import events as ev

@@ -2,7 +2,7 @@
 
 Rules: recovery opens every log in the directory, because the metadata, which names the streams, is
 in one of them. Clients' commands are proposed to the quorum; they return when the result is applied
-here.
+on this broker.
 """
 
 import asyncio
@@ -70,14 +70,14 @@ class ClusterBroker(MetadataApplier):
 
         Raises:
             InvalidConfigError: the data directory belongs to another broker.
-            StrandlineError: as ``Broker.start``, or the peer port cannot be bound.
+            StrandlineError: as for ``Broker.start``, or the peer port cannot be bound.
         """
         await super().start()
         self.is_ready = False
         self._spawn(self._keep_watermarks(), "watermarks")
         self._spawn(self.log_starts.run(), "log-starts")
         self._spawn(self._storage_watch.run(), "storage-watch")
-        self._spawn(self.log_starts.shorten(), "shorten-logs")
+        self._spawn(self.log_starts.delete_records(), "delete-records")
         try:
             await self.membership.start()
         except BaseException:
@@ -92,7 +92,7 @@ class ClusterBroker(MetadataApplier):
         self.membership.announce(addresses)
 
     async def know_newest(self) -> None:
-        """See ``BrokerBase``."""
+        """Wait for the newest metadata, as for ``BrokerBase``."""
         await self.membership.newest.know()
 
     @property
@@ -102,7 +102,7 @@ class ClusterBroker(MetadataApplier):
 
     @property
     def controller(self) -> BrokerId | None:
-        """The controller as this broker knows it; None while there is none."""
+        """The controller, as far as this broker knows; None while there is none."""
         return self.membership.quorum.leader
 
     @property
@@ -125,12 +125,12 @@ class ClusterBroker(MetadataApplier):
 
     @property
     def has_lease(self) -> bool:
-        """Whether the quorum was in contact in the last ``CUT_OFF_MS``."""
+        """Whether this broker was in contact with a quorum in the last ``CUT_OFF_MS``."""
         return self.clock.monotonic_ms() - self.membership.quorum.contact_ms < CUT_OFF_MS
 
     @property
     def metadata_index(self) -> int:
-        """The index of the last metadata entry that is applied to streams here."""
+        """The index of the last metadata entry that was applied to this broker's streams."""
         return self.membership.image_index
 
     def _load_metadata(self) -> None:
@@ -196,8 +196,8 @@ class ClusterBroker(MetadataApplier):
         self.skips = Skips(self.log_starts, self.operations, settle=self._block_partitions)
         self._has_swept = self._is_stopping = self._is_releasing = False
         self._has_followed = False
-        self._unopened, self._remembered = {}, {}
-        self._parted = set()
+        self._unopened, self._local_streams = {}, {}
+        self._removed_ids = set()
         self._followed, self._unsettled = MetadataImage(), set()
         self._has_moved_on = asyncio.Event()
         self._opening, self._to_open, self._open_failures = {}, [], {}
@@ -210,7 +210,7 @@ class ClusterBroker(MetadataApplier):
         await self.membership.hand_over()
 
     async def _leave_queue_groups(self) -> None:
-        """Leave NATS queue groups, and store what they delivered, before others lead."""
+        """Leave NATS queue groups, and store what they delivered, before other brokers lead."""
         leaving = [p for p in self.partitions() if p.is_led and p.config.queue_group]
         for partition in leaving:
             partition.set_led(is_led=False)
@@ -229,20 +229,20 @@ class ClusterBroker(MetadataApplier):
         await super().stop()
 
     async def quiesce(self) -> None:
-        """Wait for the group commit, and a limited time for other replicas' acks."""
+        """Wait for the group commit, and for a limited time for other replicas' acks."""
         await super().quiesce()
         deadline_ms = self.clock.monotonic_ms() + COMMIT_WAIT_S * 1e3
         while self.membership.replicas.has_waiting and self.clock.monotonic_ms() < deadline_ms:  # noqa: ASYNC110  no bookkeeping in the hot path for this
             await asyncio.sleep(POLL_S)
 
     async def _delete_expired(self, partition: Partition, start: Offset) -> None:
-        self.log_starts.want_deleted(partition, start)
+        self.log_starts.propose_deletion(partition, start)
 
     # Health
 
     @property
     def why_not_ready(self) -> str:
-        """Return why the broker is not ready; in a cluster also if replicas here lag behind."""
+        """Why the broker is not ready, also if its replicas lag behind; empty if it is ready."""
         if (why := super().why_not_ready) or not self._unopened:
             return why or cluster_metrics.why_behind(self.membership.replicas)
         first = next(iter(self._unopened.values()))
@@ -263,7 +263,7 @@ class ClusterBroker(MetadataApplier):
         )
 
     def refresh_telemetry(self) -> None:
-        """Refresh the gauges of ``Broker`` and those of the cluster."""
+        """Refresh the gauges of ``Broker`` and of the cluster."""
         super().refresh_telemetry()
         cluster_metrics.refresh(self.telemetry, self.membership)
 
@@ -271,17 +271,17 @@ class ClusterBroker(MetadataApplier):
 
     def _on_poisoned(self, error: StrandlineError) -> None:
         for log in self._storage.logs.values():
-            log.poisoned = True  # their logs are known only after reopening
+            log.poisoned = True  # the logs' contents are unknown until the reopening
         self._watermarks.update(self.membership.replicas.high_watermarks())
         self._storage_watch.storage_failed()
         self.membership.fail(error)
         super()._on_poisoned(error)
 
     def _reopened(self) -> None:
-        """Start a new incarnation on the verified logs; replicas follow after registration."""
+        """Start a new incarnation on the verified logs; replicas are assigned once registered."""
         logs = self._storage.logs
         self._identity = self._begin_incarnation()
-        self._followed = MetadataImage()  # every replica starts again
+        self._followed = MetadataImage()  # so that every replica is assigned again
         self._store_of_quorum.log = logs[LOG_ID]
         for partition in self.partitions():
             if not isinstance(partition, RemotePartition):
@@ -299,7 +299,7 @@ class ClusterBroker(MetadataApplier):
 
         Raises:
             InvalidRequestError: the settings are wrong or the name is taken.
-            UnavailableError: the cluster cannot decide it now.
+            UnavailableError: the cluster cannot decide now.
         """
         self._check_member()
         config = msgspec.structs.replace(config, acks=config.acks_in_force)
@@ -315,9 +315,9 @@ class ClusterBroker(MetadataApplier):
         return self.stream(config.name)
 
     async def _until_open_everywhere(self, name: str, created_ns: int, partitions: int) -> None:
-        """Wait until a stream is open here and at its leaders.
+        """Wait until a stream is open on this broker and on its leaders.
 
-        A publish or read right after the creation would find no leader otherwise.
+        Otherwise a publish or read right after the creation would find no leader.
         """
         found = self._image.streams.get(name)
         leaders = {each.leader for each in found.partitions if each.leader} if found else set()
@@ -329,7 +329,7 @@ class ClusterBroker(MetadataApplier):
         )
 
     async def _until_open(self, question: StreamOpenRequest) -> None:
-        """Wait until a stream is open here and its publishes are received."""
+        """Wait until a stream is open on this broker, and what is published to it arrives."""
 
         def is_open() -> bool:
             stream = self._streams.get(question.name)
@@ -351,13 +351,13 @@ class ClusterBroker(MetadataApplier):
 
         Raises:
             UnknownStreamError, UnknownPartitionError: no such partition.
-            NotLeaderError: another broker leads it; the message names it.
+            NotLeaderError: another broker leads the partition; the message names it.
             OffsetOutOfRangeError: the offset is not beyond the end.
-            UnavailableError: such a request is in progress.
+            UnavailableError: another such request is in progress.
         """
         self._check_member()
         target = self.stream(name).partition(partition)
-        # The caller may be cancelled; the outcome must still become known.
+        # The caller may be cancelled; this must still run until the outcome is known.
         skipping = asyncio.create_task(self.skips.skip(target, offset, quiesce=self.quiesce))
         self._tasks.add(skipping)
         skipping.add_done_callback(self._tasks.discard)
@@ -370,11 +370,11 @@ class ClusterBroker(MetadataApplier):
         await self._until(is_done)
 
     async def change(self, command: Command) -> None:
-        """Have the cluster apply a command, and wait until it is applied here.
+        """Have the cluster apply a command, and wait until it is applied on this broker.
 
         Raises:
             InvalidRequestError: the command does not apply.
-            UnavailableError: the cluster cannot decide it now.
+            UnavailableError: the cluster cannot decide now.
         """
         self._check_member()
         outcome = await self.membership.admin.propose(command, timeout_s=CHANGE_TIMEOUT_S)
@@ -386,7 +386,7 @@ class ClusterBroker(MetadataApplier):
 
         Raises:
             UnknownStreamError: no such stream.
-            UnavailableError: the cluster cannot decide it now.
+            UnavailableError: the cluster cannot decide now.
         """
         self._check_member()
         known = self._created_ns(self.stream(name).name)
@@ -397,11 +397,11 @@ class ClusterBroker(MetadataApplier):
         await self._until(lambda: self._created_ns(name) != known)
 
     async def add_partitions(self, name: str, count: int) -> Stream:
-        """Have the cluster add partitions to a stream, and wait until they are known here.
+        """Have the cluster add partitions to a stream; return once this broker has them.
 
         Raises:
             InvalidRequestError: no such stream, or too many partitions.
-            UnavailableError: the cluster cannot decide it now.
+            UnavailableError: the cluster cannot decide now.
         """
         self._check_member()
         known = len(self.stream(name).partitions)
@@ -415,13 +415,13 @@ class ClusterBroker(MetadataApplier):
 
         Raises:
             UnknownStreamError, UnknownPartitionError: no such partition.
-            OffsetOutOfRangeError: beyond the high watermark.
-            NotLeaderError: another broker leads it.
-            UnavailableError: the cluster cannot decide it now.
+            OffsetOutOfRangeError: the offset is negative or beyond the high watermark.
+            NotLeaderError: another broker leads the partition.
+            UnavailableError: the cluster cannot decide now.
         """
         self._check_member()
         target = self.stream(name).partition(partition)
-        await self.log_starts.truncate(target, offset)
+        await self.log_starts.delete_before(target, offset)
         await self._until(lambda: target.log_start_offset >= offset)
         return target.log_start_offset
 
@@ -436,7 +436,7 @@ class ClusterBroker(MetadataApplier):
             self.membership.markers.order(leader, mark, done)
 
     def _group_coordinator(self) -> BrokerId | None:
-        """Return the broker that leads the internal stream of groups."""
+        """Return the broker that leads the internal stream of groups, or None."""
         groups = self._image.streams.get(GROUPS_STREAM)
         return groups.partitions[0].leader if groups is not None else None
 
@@ -445,7 +445,7 @@ class ClusterBroker(MetadataApplier):
         command = AllocateProducerIds(PRODUCER_IDS, owner)
         outcome = await self.membership.admin.propose(command, timeout_s=CHANGE_TIMEOUT_S)
         outcome.raise_if_rejected()
-        if owner:  # the client will use it here at once, so wait until it is applied
+        if owner:  # the client uses the id on this broker at once, so wait until it is applied
             await self._until(lambda: owner in self._image.producer_owners)
         return outcome.value
 
@@ -455,16 +455,17 @@ class ClusterBroker(MetadataApplier):
             raise UnavailableError("this broker has not joined the cluster yet; retry")
 
     async def _until(self, condition: Callable[[], bool]) -> None:
-        """Wait until a decision is applied here.
+        """Wait until a decision is applied on this broker.
 
         Raises:
-            RequestTimeoutError: it takes too long.
+            RequestTimeoutError: that takes too long.
         """
         try:
             async with asyncio.timeout(CHANGE_TIMEOUT_S):
                 while not condition():
                     self._has_moved_on.clear()
-                    # Some conditions change without the image, such as deleted files.
+                    # Some conditions become true without a new image, such as that files are
+                    # deleted.
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._has_moved_on.wait(), POLL_S)
         except TimeoutError:

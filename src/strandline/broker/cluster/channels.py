@@ -1,9 +1,10 @@
 """The three channels of a peer link and the contents of their frames.
 
-Channel 1 carries the consensus group's messages, channel 2 those of replicas (the log id, then the
-message; batches are attachments), channel 3 requests and their answers. Rules: a new field goes
-last, with a default, so that old and new brokers understand each other. A message that cannot be
-decoded is the peer's error.
+Channel 1 carries the messages of the consensus group. Channel 2 carries the messages of replicas:
+the log id, then the message; batches are attachments. Channel 3 carries requests and their answers.
+
+Rules: a new field goes last, with a default, so that old and new brokers understand each other. A
+message that cannot be decoded is the peer's error.
 """
 
 import struct
@@ -28,13 +29,13 @@ CONSENSUS: Final = 1
 REPLICATION: Final = 2
 REQUESTS: Final = 3
 TRACE: Final = 4
-"""Vector clocks, if a trace is written: see ``trace``."""
+"""The channel of vector clocks, if a trace is written: see ``trace``."""
 _LOG_ID = struct.Struct("<Q")
 TIMEOUT_MS_MAX: Final = 60_000
 
 
 class Propose(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """To the quorum's leader: propose this entry."""
+    """Asks the quorum's leader to propose an entry."""
 
     number: int
     entry: bytes
@@ -42,16 +43,16 @@ class Propose(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class Decided(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """The answer: the outcome of the entry."""
+    """The answer to ``Propose``: the outcome of the entry."""
 
     number: int
     outcome: CommandOutcome
     index: int = 0
-    """The index of the quorum's log that includes it, for the caller to wait for."""
+    """An index of the quorum's log, at or after the entry, for the caller to wait for."""
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """The answer: it was not decided here, or not in time."""
+    """The answer to ``Propose`` if the entry was not decided here, or not in time."""
 
     number: int
     code: str
@@ -59,7 +60,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 
 class BrokerHeartbeat(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """To the quorum's leader: the heartbeat of a broker's run."""
+    """The heartbeat of a broker's run, for the quorum's leader."""
 
     run: BrokerRun
     stored_index: Annotated[int, msgspec.Meta(ge=0)] = 0
@@ -67,7 +68,7 @@ class BrokerHeartbeat(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
 
 class WriteMarker(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """To a partition's leader: write the beginning or the end of a transaction."""
+    """Asks a partition's leader to write the beginning or the end of a transaction."""
 
     number: int
     place: TransactionPartition
@@ -76,34 +77,34 @@ class WriteMarker(msgspec.Struct, frozen=True, array_like=True, tag=5):
 
 
 class MarkerWritten(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """The answer: the marker is committed; with a failure it may not be."""
+    """The answer to ``WriteMarker``: the marker is committed, or, with a failure, may not be."""
 
     number: int
     failure: str
 
 
 class LogEndsRequest(msgspec.Struct, frozen=True, array_like=True, tag=7):
-    """From the controller: return the log end offsets of these logs' replicas."""
+    """Asks for the log end offsets of these logs' replicas; sent by the controller."""
 
     number: int
     log_ids: tuple[LogId, ...]
 
 
 class LogEndsResponse(msgspec.Struct, frozen=True, array_like=True, tag=8):
-    """The answer: of each log found, the epoch of the last batch and the log end offset."""
+    """The answer to ``LogEndsRequest``: of each log found, the last epoch and the end offset."""
 
     number: int
     ends: tuple[tuple[LogId, tuple[LeaderEpoch, Offset]], ...]
 
 
 class ReadIndexRequest(msgspec.Struct, frozen=True, array_like=True, tag=9):
-    """To the quorum's leader: return the present commit index."""
+    """Asks the quorum's leader for the current commit index."""
 
     number: int
 
 
 class ReadIndexResponse(msgspec.Struct, frozen=True, array_like=True, tag=10):
-    """The answer: an index of the quorum's log; with a failure it is unknown."""
+    """The answer to ``ReadIndexRequest``: the commit index; with a failure it is unknown."""
 
     number: int
     index: int
@@ -111,7 +112,7 @@ class ReadIndexResponse(msgspec.Struct, frozen=True, array_like=True, tag=10):
 
 
 class StreamOpenRequest(msgspec.Struct, frozen=True, array_like=True, tag=11):
-    """To a leader: answer once this stream is open and its publishes are received."""
+    """Asks a leader to answer once a stream is open and what is published to it arrives."""
 
     number: int
     name: str
@@ -120,25 +121,25 @@ class StreamOpenRequest(msgspec.Struct, frozen=True, array_like=True, tag=11):
 
 
 class StreamOpened(msgspec.Struct, frozen=True, array_like=True, tag=12):
-    """The answer: it is open."""
+    """The answer to ``StreamOpenRequest``: the stream is open."""
 
     number: int
 
 
 class ConsumerRequest(msgspec.Struct, frozen=True, array_like=True, tag=13):
-    """To the group coordinator: store, delete, claim or list NATS consumers."""
+    """Asks the group coordinator to store, delete, claim or list NATS consumers."""
 
     number: int
     what: Literal["keep", "new", "delete", "claim", "list"]
     group: str
-    """Its group's name, or a prefix of names."""
+    """The group of one consumer, or the common prefix of several."""
     positions: dict[str, dict[int, int]] = {}
     consumer: str = ""
     epoch: int = 0
 
 
 class ConsumerResponse(msgspec.Struct, frozen=True, array_like=True, tag=14):
-    """The answer: the result or, with a code, the error."""
+    """The answer to ``ConsumerRequest``: the result or, if there is a code, the error."""
 
     number: int
     consumers: dict[str, str] = {}
@@ -177,10 +178,10 @@ def encode_envelope(envelope: Envelope) -> bytes:
 
 
 def decode_envelope(frame: Frame, sender: BrokerId, me: BrokerId) -> Envelope:
-    """Decode a consensus message, which must be from ``sender`` to ``me``.
+    """Decode a message of the consensus group; check that it is from ``sender`` to ``me``.
 
     Raises:
-        InvalidRecordError: it is not.
+        InvalidRecordError: it is not, or the frame has no such message.
     """
     try:
         envelope = _decode_envelope(frame.header)
@@ -200,7 +201,7 @@ def decode_request(frame: Frame) -> Request:
     """Decode the request or answer in a frame.
 
     Raises:
-        InvalidRecordError: the frame has none.
+        InvalidRecordError: the frame has no request or answer.
     """
     try:
         request: Request = _decode_request(frame.header)
@@ -218,7 +219,7 @@ def decode_replication(frame: Frame, sender: BrokerId) -> tuple[LogId, Received]
     """Decode a replication frame into its log id and event.
 
     Raises:
-        InvalidRecordError: it is not a message, or its batches do not match it.
+        InvalidRecordError: the frame has no message, or its batches do not match the message.
         CorruptBatchError: a batch is corrupt.
     """
     if len(frame.header) < _LOG_ID.size:
@@ -232,7 +233,7 @@ def decode_replication(frame: Frame, sender: BrokerId) -> tuple[LogId, Received]
 
 
 def _check_batch(ref: messages.BatchRef, batch: memoryview) -> None:
-    """Check that a batch is the one named; the frame's checksum covers its bytes."""
+    """Check that a batch is the one that the message names; the frame's CRC covers its bytes."""
     header = read_header(batch)
     found = header.base_offset, header.next_offset, header.leader_epoch, header.length
     if found != (ref.base_offset, ref.next_offset, ref.leader_epoch, len(batch)):

@@ -1,6 +1,6 @@
 """The gauges and the readiness of a broker in a cluster.
 
-Rules: computed on request only, on the loop; changes nothing.
+Rules: computed on request, on the loop; changes nothing.
 """
 
 from collections import defaultdict
@@ -25,22 +25,22 @@ def refresh(telemetry: Telemetry, membership: ClusterMembership) -> None:
 
 
 def _offline(image: MetadataImage) -> int:
-    """Count partitions without a leader, or with a leader that is fenced."""
+    """Count the partitions without a leader, or whose leader is fenced."""
     in_service = {b.id for b in image.brokers.values() if not b.is_fenced}
     return sum(partition.leader not in in_service for _, partition in image.partitions())
 
 
 def _refresh_leaders(telemetry: Telemetry, replicas: Replicas) -> None:
-    """Refresh the gauges of the partitions that are led here."""
+    """Refresh the gauges of the partitions that this broker leads."""
     led = under_replicated = under_min_isr = 0
     records: dict[str, int] = defaultdict(int)
     size: dict[str, int] = defaultdict(int)
     for log_id, driver in replicas.drivers.items():
-        leader, given = driver.replica.leader, replicas.given(log_id)
-        if leader is None or given is None:
+        leader, assigned = driver.replica.leader, replicas.assigned(log_id)
+        if leader is None or assigned is None:
             continue
         led += 1
-        under_replicated += bool(behind(given))
+        under_replicated += bool(behind(assigned))
         under_min_isr += leader.reject_reason is RejectReason.NOT_ENOUGH_REPLICAS
         for broker, progress in leader.followers.items():
             lag = leader.log.log_end_offset - progress.durable_offset
@@ -53,18 +53,18 @@ def _refresh_leaders(telemetry: Telemetry, replicas: Replicas) -> None:
 
 
 def behind(partition: PartitionImage) -> set[BrokerId]:
-    """Return the replicas that should be in the ISR and are not; those being added may lag."""
+    """Return the replicas that are not in the ISR but should be; those just added need not."""
     return set(partition.replicas) - set(partition.adding) - set(partition.isr)
 
 
 def why_behind(replicas: Replicas) -> str:
-    """Return why this broker's replicas lag; empty if they do not."""
+    """Return why replicas on this broker lag behind; empty if none does."""
     me, late, to_lead, lost, too_few = replicas.me, 0, 0, 0, 0
     for log_id, driver in replicas.drivers.items():
-        given = replicas.given(log_id)
-        late += given is None or me in behind(given)
-        to_lead += given is not None and given.leader == me and driver.replica.leader is None
-        lost += not replicas.has_way(log_id)
+        assigned = replicas.assigned(log_id)
+        late += assigned is None or me in behind(assigned)
+        to_lead += assigned is not None and assigned.leader == me and driver.replica.leader is None
+        lost += not replicas.can_commit(log_id)
         too_few += driver.replica.reject_reason is RejectReason.NOT_ENOUGH_REPLICAS
     if lost:
         return f"no controller: {lost} of {len(replicas.drivers)} copies here take no records"

@@ -1,8 +1,8 @@
 """Runs the controller on the broker that leads the metadata quorum.
 
 Rules: ``core.metadata.controller`` and ``voters`` decide. This module passes them heartbeats and
-the time, and proposes their decisions one after another. Each command names the version it was
-decided on, so a late one is rejected and decided again.
+the time, and proposes their decisions one after another. Each command names the version that it was
+decided on; if that is outdated, the command is rejected and decided again.
 """
 
 import asyncio
@@ -25,8 +25,9 @@ logger = logging.getLogger(__name__)
 INTERVAL_S = 0.25
 PROPOSE_TIMEOUT_S = 5.0
 LIMITS = ControllerLimits(session_ms=1_500)
-"""Six heartbeats. A leader that is paused or cut off costs about two seconds, a controller one
-more; one that ended costs a second less, as its connections tell (``away_ms``)."""
+"""Six heartbeats. The loss of a leader that is paused or cut off costs about two seconds, the loss
+of a controller one more. If the process ended, that costs a second less, because its connections
+show it (``away_ms``)."""
 
 
 class ControllerRunner:
@@ -35,8 +36,8 @@ class ControllerRunner:
     Args:
         quorum: this broker's member.
         image: returns the newest image.
-        ask: requests replicas' log ends; brokers that do not answer soon are left out.
-        clock: the time of heartbeats and decisions.
+        ask: requests replicas' log ends; brokers that do not answer in time are left out.
+        clock: the source of the time of heartbeats and decisions.
         limits: timeouts.
     """
 
@@ -55,7 +56,7 @@ class ControllerRunner:
         self._clock = clock
         self._limits = limits or LIMITS
         self._controller: Controller | None = None
-        self._away: dict[BrokerId, float] = {}
+        self._disconnected: dict[BrokerId, float] = {}
         self._changed = asyncio.Event()
         quorum.on_leadership.append(self._leadership_changed)
 
@@ -67,50 +68,53 @@ class ControllerRunner:
     def _leadership_changed(self) -> None:
         is_leading = self._quorum.is_leading
         now_ms = self._clock.monotonic_ms()
-        self._controller = Controller(now_ms, self._limits, self._away) if is_leading else None
+        self._controller = (
+            Controller(now_ms, self._limits, self._disconnected) if is_leading else None
+        )
         self._changed.set()
 
     def heartbeat(self, run: BrokerRun, stored_index: int) -> None:
-        """Note a heartbeat of a broker, perhaps this one, with its last stored index."""
+        """Note a heartbeat of a broker (this one, too) with the last entry on its disk."""
         if self._controller is not None:
             self._controller.heartbeat(run, self._clock.monotonic_ms(), stored_index)
 
     def peer_disconnected(self, broker: BrokerId) -> None:
-        """Note that a broker is disconnected."""
+        """Note that the link to a broker is down."""
         now_ms = self._clock.monotonic_ms()
-        self._away[broker] = now_ms
+        self._disconnected[broker] = now_ms
         if self._controller is not None:
             self._controller.lost(broker, now_ms)
 
     def peer_connected(self, broker: BrokerId) -> None:
-        """Note that a broker is connected again."""
-        self._away.pop(broker, None)
+        """Note that the link to a broker is up again."""
+        self._disconnected.pop(broker, None)
         if self._controller is not None:
             self._controller.found(broker)
 
     def image_changed(self) -> None:
-        """Decide soon, because the image changed."""
+        """Schedule a decision, because the image changed."""
         self._changed.set()
 
     async def run(self) -> None:
-        """Decide whenever something changed, and periodically, until cancelled."""
+        """Decide after each change, and at intervals, until cancelled."""
         while True:
             try:
                 async with asyncio.timeout(INTERVAL_S):
                     await self._changed.wait()
             except TimeoutError:
-                pass  # time alone may require a decision: a session may have timed out
+                pass  # time alone may require a decision: a session may have expired
             self._changed.clear()
             if self._controller is not None:
                 started_ms = self._clock.monotonic_ms()
                 await self._decide(self._controller)
-                # It may look at every partition: thousands must not keep this broker busy.
+                # A decision may look at every partition: with thousands, use a fifth of the time at
+                # most.
                 took_s = (self._clock.monotonic_ms() - started_ms) / 1e3
                 await asyncio.sleep(min(INTERVAL_S, 4 * took_s))
 
     async def _decide(self, controller: Controller) -> None:
         try:
-            # Without it a new leader could decide on an outdated image.
+            # Without the barrier a new leader could decide on an outdated image.
             await self._quorum.barrier(timeout_s=PROPOSE_TIMEOUT_S)
             for command in await self._commands(controller):
                 outcome = await self._quorum.propose(
@@ -134,7 +138,7 @@ class ControllerRunner:
         if not wanted:
             return commands
         log_ends = await self._ask(wanted)
-        # With the same time, so that a pause of the process in between delays nothing.
+        # With the time of the first call, so that waiting for answers lets no session expire.
         return controller.decide(self._image(), now_ms, log_ends)
 
     async def _adjust_members(self) -> None:

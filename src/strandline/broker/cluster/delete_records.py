@@ -1,18 +1,19 @@
-"""The log start offsets of a partition's replicas: decided by metadata, followed here.
+"""The log start offsets of a partition's replicas: the metadata decides, this broker deletes.
 
 Rules: a replica deletes records when the image says so, never by itself, so that every replica, and
-the next leader, has the same log start. Only committed records are deleted, and only the leader
-surely knows which are. It proposes the new start with the partition's version, so that a stream
-created again or a newer leader is not affected. A replica that is not that far yet waits; one whose
-log ends before the start begins again at the leader's log start (``replication``).
+the next leader, has the same log start offset. Only committed records are deleted, and only the
+leader surely knows which are. The leader proposes the new start with the partition's version, so
+that neither a stream created again nor a newer leader is affected. A replica that has not committed
+so far waits. A replica whose log ends before the start begins again at the leader's log start
+offset (``replication``).
 """
 
 import logging
 from collections.abc import Iterable
 
 from strandline.broker.cluster.operations import Operations
+from strandline.broker.cluster.pending_proposals import PendingProposals
 from strandline.broker.cluster.replicas import Replicas
-from strandline.broker.cluster.wanted import PendingProposals
 from strandline.broker.maintenance.cleaner import counted_removal
 from strandline.broker.maintenance.reclaimer import SpaceReclaimer
 from strandline.broker.write_path.partition import Partition
@@ -30,9 +31,9 @@ class LogStarts:
     """The log start offsets of this broker's replicas.
 
     Args:
-        replicas: the replicas of this broker.
+        replicas: this broker's replicas.
         operations: proposes to the metadata.
-        reclaimer: removes records.
+        reclaimer: deletes the records.
         telemetry: counters.
     """
 
@@ -48,11 +49,11 @@ class LogStarts:
         self._operations = operations
         self._reclaimer = reclaimer
         self._telemetry = telemetry
-        self._given_up: PendingProposals[tuple[Partition, Offset]] = PendingProposals()
+        self._deletions: PendingProposals[tuple[Partition, Offset]] = PendingProposals()
         self._wanted: PendingProposals[LogStart] = PendingProposals()
 
     def follow(self, image: MetadataImage, partitions: Iterable[Partition]) -> None:
-        """Move log starts to the image's, as far as records are known here to be committed."""
+        """Schedule deletions up to the image's log starts, as far as committed on this broker."""
         for partition in partitions:
             if partition.replica_hooks is None:
                 continue
@@ -64,15 +65,15 @@ class LogStarts:
                 continue
             offset = min(wanted.log_start_offset, partition.high_watermark)
             if offset > partition.log_start_offset:
-                self._given_up.put(partition.log_id, (partition, offset))
+                self._deletions.put(partition.log_id, (partition, offset))
 
-    async def shorten(self) -> None:
-        """Remove records below the log starts, until cancelled."""
+    async def delete_records(self) -> None:
+        """Delete the records below the log starts, until cancelled."""
         while True:
-            for partition, offset in await self._given_up.taken():
-                await self._shorten(partition, offset)
+            for partition, offset in await self._deletions.taken():
+                await self._delete(partition, offset)
 
-    async def _shorten(self, partition: Partition, offset: Offset) -> None:
+    async def _delete(self, partition: Partition, offset: Offset) -> None:
         log = partition.log
         try:
             with counted_removal(log, self._telemetry):
@@ -83,13 +84,13 @@ class LogStarts:
             if partition.replica_hooks is not None and partition.log is log:
                 partition.replica_hooks.log_start_moved()
 
-    def want_deleted(self, partition: Partition, start: Offset) -> None:
+    def propose_deletion(self, partition: Partition, start: Offset) -> None:
         """Have all replicas delete expired records, if this broker leads the partition."""
         if self._leads(partition):
             self._wanted.put(partition.log_id, self._change(partition, start))
 
     async def run(self) -> None:
-        """Propose what retention wants deleted, until cancelled."""
+        """Propose the deletions that retention wants, until cancelled."""
         while True:
             wanted = await self._wanted.taken()
             try:
@@ -98,13 +99,13 @@ class LogStarts:
             except StrandlineError as error:
                 logger.warning("retention could not be decided, will retry: %s", error)
 
-    async def truncate(self, partition: Partition, offset: Offset) -> None:
+    async def delete_before(self, partition: Partition, offset: Offset) -> None:
         """Have all replicas delete the records before an offset.
 
         Raises:
             NotLeaderError: another broker leads the partition; the message names it.
             OffsetOutOfRangeError: the records are not committed.
-            UnavailableError: the cluster cannot decide it now.
+            UnavailableError: the cluster cannot decide now.
         """
 
         def decision() -> MoveLogStarts | None:
@@ -120,25 +121,25 @@ class LogStarts:
 
         await self._operations.decide(decision)
 
-    def led(self, partition: Partition) -> PartitionAt:
-        """Return the partition as metadata last assigned it to its leader here, for a decision.
+    def led_partition(self, partition: Partition) -> PartitionAt:
+        """Return the partition in the version assigned to its leader here, for a proposal.
 
         Raises:
-            NotLeaderError: another broker leads it; the message names it.
+            NotLeaderError: another broker leads the partition; the message names it.
         """
         if not self._leads(partition):
             raise self._replicas.not_leader(partition)
-        given = self._replicas.given(partition.log_id)
-        assert given is not None, "it is led here"
-        return at(partition.name, given)
+        assigned = self._replicas.assigned(partition.log_id)
+        assert assigned is not None, "it is led here"
+        return at(partition.name, assigned)
 
     def _leads(self, partition: Partition) -> bool:
-        """Whether this broker leads the partition according to the newest metadata."""
+        """Whether this broker leads the partition in the newest epoch assigned to it."""
         driver = self._replicas.drivers.get(partition.log_id)
-        given = self._replicas.given(partition.log_id)
-        if driver is None or given is None or driver.replica.leader is None:
+        assigned = self._replicas.assigned(partition.log_id)
+        if driver is None or assigned is None or driver.replica.leader is None:
             return False
-        return given.leader_epoch == driver.replica.epoch
+        return assigned.leader_epoch == driver.replica.epoch
 
     def _change(self, partition: Partition, offset: Offset) -> LogStart:
-        return LogStart(self.led(partition), offset)
+        return LogStart(self.led_partition(partition), offset)

@@ -1,8 +1,9 @@
-"""Discards a broker's corrupt copy of the metadata, which the other brokers have.
+"""Discards a broker's corrupt copy of the metadata, which the other brokers still have.
 
-Offline, on its data directory; records are kept. Rule: the broker then has forgotten its votes, so
-it returns as one that joins. The others must have withdrawn its vote (``replace-disk``); otherwise
-they reject it, because it has less than it had acknowledged.
+Works offline, on the broker's data directory; records are kept. Rule: without the metadata log the
+broker does not know its votes, so it returns as a broker that joins. The others must have withdrawn
+its vote before (``replace-disk``); otherwise they reject it, because it lacks entries that it has
+acknowledged.
 """
 
 from pathlib import Path
@@ -23,7 +24,7 @@ from strandline.types import BrokerId
 def corrupt_metadata(
     error: CorruptBatchError, broker: BrokerId, data_dir: Path
 ) -> CorruptBatchError:
-    """Return the error with a remedy."""
+    """Return the error with advice on what to do."""
     return CorruptBatchError(
         f"{error.message}: this broker's copy of the metadata is corrupt, and the others have it. "
         f"Run 'strandline cluster replace-disk {broker}' at another broker, then 'strandline "
@@ -33,7 +34,7 @@ def corrupt_metadata(
 
 
 def discard_metadata(data_dir: Path, *, disk: Disk) -> BrokerId:
-    """Remove a broker's copy of the metadata; it fetches another from the others at its start.
+    """Remove a broker's copy of the metadata; at its start it fetches a new one from the others.
 
     Returns:
         The broker's id.
@@ -44,7 +45,7 @@ def discard_metadata(data_dir: Path, *, disk: Disk) -> BrokerId:
         UnavailableError: a file cannot be read or written.
     """
     with opened_offline(data_dir, disk=disk) as (identity, storage):
-        # First: a founder of the cluster would start a new cluster with an empty log.
+        # First: a founder with an empty log would start a new cluster.
         save_identity(data_dir, msgspec.structs.replace(identity, founders=()), disk=disk)
         storage.logs.pop(LOG_ID).close()
         delete_log_directory(data_dir / QUORUM_NAME, disk=disk)

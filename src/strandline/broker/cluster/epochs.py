@@ -1,6 +1,6 @@
-"""The leader epochs of a log, found in its batches.
+"""The leader epochs of a log, found in the headers of its batches.
 
-Epochs only grow along a log, so a binary search over a few dozen headers finds all of them. So
+Epochs only grow along a log, so a binary search reads a few dozen headers to find all of them. So
 there is no second file that could disagree with the batches or need a sync (ADR 0038).
 """
 
@@ -16,7 +16,7 @@ Entry = tuple[LeaderEpoch, Offset]
 
 
 def leader_epochs(log: Log) -> tuple[Entry, ...]:
-    """Return (epoch, start offset) of a log, in order; the first begins at the log start.
+    """Return each epoch of a log with its start offset, in order, from the log start offset.
 
     Raises:
         UnavailableError: the log cannot be read.
@@ -32,7 +32,7 @@ def leader_epochs(log: Log) -> tuple[Entry, ...]:
 
 
 def _is_after(log: Log, offset: Offset, *, epoch: LeaderEpoch) -> bool:
-    """Whether the batch at ``offset``, or the next one, has a later epoch."""
+    """Whether the batch at or after ``offset`` has a later epoch."""
     header = _header_from(log, offset)
     return header is None or header.leader_epoch > epoch
 
@@ -49,7 +49,7 @@ def _first(low: Offset, high: Offset, holds: Callable[[Offset], bool]) -> Offset
 
 
 def _header_from(log: Log, offset: Offset) -> BatchHeader | None:
-    """Return the header at ``offset``, or of the first batch after it if that one is lost."""
+    """Return the header of the batch at ``offset``, or after it if that batch is lost."""
     while offset < log.log_end_offset:
         try:
             found = log.read(offset, 1, verify=False)

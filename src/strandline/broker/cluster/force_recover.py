@@ -1,16 +1,16 @@
 """Forced recovery: make one surviving broker the only voter after most voters are lost.
 
-Offline, on its data directory. Rules: this broker's log of the metadata becomes the committed one,
-including entries that the lost voters had not acknowledged, and without entries that only they had.
-Records and replicas are not changed. The lost voters must never return with their disks, since they
-would be a majority without this broker.
+Works offline, on the survivor's data directory. Rules: this broker's metadata log becomes the
+committed one, including entries that the lost voters had not acknowledged, and without entries that
+only they had. Records and replicas are not changed. The lost voters must never return with their
+disks, since they would be a majority without this broker.
 """
 
 from pathlib import Path
 from typing import NamedTuple
 
+from strandline.broker.cluster.local_metadata import load_local_metadata
 from strandline.broker.cluster.opening import opened_offline
-from strandline.broker.cluster.remembered import remembered
 from strandline.broker.quorum_store import LOG_ID, QuorumStore
 from strandline.core.metadata.commands import BrokerRun, Fence, encode_entry
 from strandline.core.metadata.image import MetadataImage
@@ -25,9 +25,9 @@ class ForcedRecovery(NamedTuple):
 
     Attributes:
         broker: the only voter from now on.
-        voters: the voters before.
-        in_doubt: partitions whose replica here may lack acknowledged records.
-        without_copy: partitions without a replica here.
+        voters: the voters before the recovery.
+        in_doubt: partitions whose replica on this broker may lack acknowledged records.
+        without_copy: partitions without a replica on this broker.
     """
 
     broker: BrokerId
@@ -41,9 +41,9 @@ def force_recover(data_dir: Path, *, disk: Disk) -> ForcedRecovery:
 
     Raises:
         InvalidConfigError: no broker of a cluster has used the directory.
-        InvalidRequestError: it is the only voter already, or was never a voter.
+        InvalidRequestError: the broker is the only voter already, or was never a voter.
         DataDirLockedError: the broker is running.
-        CorruptBatchError: its copy of the metadata is corrupt.
+        CorruptBatchError: the broker's copy of the metadata is corrupt.
         UnavailableError: a file cannot be read or written; nothing changed.
     """
     with opened_offline(data_dir, disk=disk) as (identity, storage):
@@ -54,25 +54,25 @@ def force_recover(data_dir: Path, *, disk: Disk) -> ForcedRecovery:
 def _decide_alone(
     store: QuorumStore, me: BrokerId, *, founders: tuple[BrokerId, ...]
 ) -> ForcedRecovery:
-    """Replace the log by a snapshot of everything that is known here."""
-    machine, members, index, term = remembered(store, Members(founders))
+    """Replace the metadata log by a snapshot of everything that this broker has."""
+    machine, members, index, term = load_local_metadata(store, Members(founders))
     if me not in members.voters:
         raise InvalidRequestError(
             f"broker {me} was not a voter; recover from a broker that was one"
         )
     if members.voters == (me,):
         raise InvalidRequestError(f"broker {me} is the only voter already; start it")
-    left = what_is_left(machine.image, me)
-    # If they counted as live, this broker's next start would remove it from ISRs.
+    unsafe = unsafe_partitions(machine.image, me)
+    # The others are fenced: if they were, this broker's next start would remove it from ISRs.
     others = (broker for broker in machine.image.brokers.values() if broker.id != me)
     lost = Fence(tuple(BrokerRun(broker.id, broker.incarnation) for broker in others))
     fenced = machine.apply(encode_entry(lost))
     assert fenced.is_applied, fenced
     store.save_snapshot(Snapshot(index, term, Members((me,)), machine.snapshot()))
-    return ForcedRecovery(me, members.voters, *left)
+    return ForcedRecovery(me, members.voters, *unsafe)
 
 
-def what_is_left(
+def unsafe_partitions(
     image: MetadataImage, me: BrokerId
 ) -> tuple[tuple[PartitionName, ...], tuple[PartitionName, ...]]:
     """Return partitions whose replica here may lack records, and those without a replica here."""

@@ -1,8 +1,8 @@
-"""Handing over partitions and the metadata leadership before a broker stops.
+"""The handover of partitions and of the metadata leadership before a broker stops.
 
 Rules: the broker stops in any case; partitions that others cannot take over in time get an
-election. The metadata leadership goes last, since handing over partitions needs a controller. It is
-transferred to another broker directly, which saves an election timeout.
+election. The metadata leadership goes last, since the handover of partitions needs a controller. It
+is transferred directly to another broker, which saves an election timeout.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 STEP_S: Final = 5.0
 SUCCESSOR_S: Final = 1.0
-"""For one that may become the controller; the quorum's leader waits for it no longer either."""
+"""The wait for a broker that may become controller; the quorum's leader waits as long."""
 POLL_S: Final = 0.01
 
 
@@ -36,10 +36,10 @@ async def hand_over(
     replicas: Replicas,
     session: Session,
 ) -> None:
-    """Transfer this broker's leaderships to others, as far as possible in the time allowed.
+    """Transfer this broker's leaderships to others, as many as possible in the time allowed.
 
     Args:
-        run: the present run of the broker, which is registered.
+        run: the current run of the broker, which is registered.
         quorum: this broker's member.
         machine: has the newest image.
         replicas: the replicas of its partitions.

@@ -1,8 +1,8 @@
-"""The owner of a data directory: one broker of one cluster, permanently.
+"""The owner of a data directory: one broker of one cluster, for all time.
 
-A small file and its twin, replaced at each start, with a checksum in the first line. The
-directory's id is random, so that two brokers started with the same id are distinguished. The count
-of starts makes each incarnation of its replicas distinct.
+The identity is a small file, stored twice and replaced at each start, with a checksum in its first
+line. The directory's random id distinguishes two brokers that were started with the same id. The
+number of starts makes each incarnation of its replicas distinct.
 """
 
 import logging
@@ -33,10 +33,11 @@ class DirectoryIdentity(msgspec.Struct, frozen=True, kw_only=True):
     directory_id: str
     starts: int = 0
     founders: tuple[BrokerId, ...] | None = None
-    """With whom the cluster was founded; empty for one that joined it later, None: not noted yet.
+    """The founders of the cluster; empty if the broker joined later; None if not noted yet.
 
-    Noted once: were they read from the settings again, whoever adds a broker there would change who
-    votes without asking those who vote."""
+    Noted once: if the settings were read again, an operator who adds a broker there would change
+        who
+    votes without the consent of the voters."""
 
 
 def begin_incarnation(
@@ -50,16 +51,16 @@ def begin_incarnation(
     """Count a start of the broker; a new directory becomes the broker's.
 
     Args:
-        directory: the directory of the broker's data.
+        directory: the broker's data directory.
         cluster: the cluster's name.
         broker: the broker's id.
         disk: the file system.
-        founders: the first voters, for a new directory; none if the broker joins a cluster.
+        founders: the first voters, for a new directory; empty if the broker joins a cluster.
 
     Raises:
         InvalidConfigError: the directory belongs to another broker.
         CorruptBatchError: the file is corrupt.
-        UnavailableError: the file cannot be written; a full disk only counts for a new directory.
+        UnavailableError: the file cannot be written; on a full disk only in a new directory.
     """
     disk.make_directory(directory)
     known = load_identity(directory, disk=disk)
@@ -79,13 +80,13 @@ def begin_incarnation(
         if identity.starts == 1:
             raise
         # A broker must start on a full disk, or nothing could be deleted. The count is then used
-        # twice, which is safe: the new connections distinguish the two starts as well.
-        logger.warning("this start is not counted: %s", error)
+        # twice, which is safe: new connections distinguish the two starts as well.
+        logger.warning("this start of the broker could not be counted: %s", error)
     return identity
 
 
 def load_identity(directory: Path, *, disk: Disk) -> DirectoryIdentity | None:
-    """Load a data directory's identity; None if no broker of a cluster has used it.
+    """Load the identity of a data directory; None if no broker of a cluster has used it.
 
     Raises:
         CorruptBatchError: the file is corrupt.
@@ -105,7 +106,7 @@ def load_identity(directory: Path, *, disk: Disk) -> DirectoryIdentity | None:
 
 
 def save_identity(directory: Path, identity: DirectoryIdentity, *, disk: Disk) -> None:
-    """Store a data directory's identity, in a file and its twin; durable on return.
+    """Store the identity of a data directory twice; durable on return.
 
     Raises:
         UnavailableError: a file cannot be written.

@@ -1,4 +1,4 @@
-"""Markers of transactions for partitions that other brokers lead.
+"""Transaction markers for partitions that other brokers lead.
 
 Rules: a request is sent once; its answer, or the loss of the link, ends it. Requests and answers
 stay in order on a link, so the end of a transaction never overtakes its beginning on the way to one
@@ -17,7 +17,7 @@ from strandline.types import BrokerId
 
 
 class RemoteMarkers:
-    """Marker requests to other brokers, and from them.
+    """Marker requests to and from other brokers.
 
     Args:
         rpc: requests to and from other brokers.
@@ -29,7 +29,7 @@ class RemoteMarkers:
         self._write_here = write_here
 
     def order(self, leader: BrokerId, mark: SendMarker, done: MarkerDone) -> None:
-        """Have ``leader`` write a marker; ``done`` is called once, perhaps at once."""
+        """Have ``leader`` write a marker; ``done`` is called once, perhaps during this call."""
         answer = self._rpc.ask(
             leader,
             lambda n: WriteMarker(n, mark.place, mark.producer, mark.kind),
@@ -51,7 +51,7 @@ class RemoteMarkers:
 
 
 def _outcome(answer: asyncio.Future[MarkerWritten]) -> StrandlineError | None:
-    """Return why a marker may not be written; None if it is."""
+    """Return the error if a marker may not be written, or None."""
     error = answer.exception()
     if error is None:
         failure = answer.result().failure

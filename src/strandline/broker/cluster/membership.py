@@ -1,8 +1,8 @@
 """A broker's membership in its cluster: links, quorum, controller, registration, replicas.
 
-Rules: everything runs on the loop. Images older than one already applied (a member that restarted
-begins at its snapshot), or without this start's own registration, are not passed to streams or
-replicas. A malformed frame is dropped and never stops this broker.
+Rules: everything runs on the loop. An image is not passed to streams or replicas if it is older
+than one already applied (a member that restarted begins at its snapshot), or lacks the registration
+of this start. A malformed frame is dropped and never stops this broker.
 """
 
 import asyncio
@@ -61,13 +61,13 @@ HEARTBEAT_S = 0.3
 REGISTER_TIMEOUT_S = 10.0
 REGISTER_RETRY_S = 1.0
 CUT_OFF_MS = 3_000.0
-"""A broker without a controller for longer considers itself isolated."""
-SESSIONS_PER_LIFE = 32
-"""Bits of a replica's session number that count within one run of the broker."""
+"""A broker considers itself isolated after so long without contact to a controller."""
+SESSION_BITS = 32
+"""The bits of a session number that count the sessions within one run of the broker."""
 
 
 class ListenerAddresses(NamedTuple):
-    """Addresses of a broker's listeners for clients; empty: it does not listen for those."""
+    """Addresses of a broker's listeners for clients; empty if there is no such listener."""
 
     flight: str
     grpc: str = ""
@@ -79,22 +79,23 @@ class ClusterMembership:
 
     Args:
         config: the broker's settings.
-        store: the quorum member's disk.
+        store: the durable state of the quorum's member.
         committer: writes batches and entries.
         identity: the identity of the data directory.
-        clock: the time.
+        clock: the source of time.
         telemetry: counters.
-        on_image: called with each image that streams and replicas may use.
+        on_image: called with each image that streams and replicas may apply.
         on_removed: called when the cluster has removed this broker.
-        is_opening: whether logs of the image are being opened.
-        until_open: waits until a stream is open here and its publishes are received.
-        write_marker: writes a transaction's marker to a partition that is led here.
+        is_opening: whether logs in the image are being opened.
+        until_open: waits until a stream is open on this broker, and what is published to it
+            arrives.
+        write_marker: writes a transaction's marker to a partition that this broker leads.
         groups: this broker's group coordinator.
-        group_coordinator: returns the broker that coordinates groups; None: there is none.
+        group_coordinator: returns the broker that coordinates groups, or None.
     """
 
     why_refused = ""
-    """Why the cluster rejects this broker's registration; empty: it does not, as far as known."""
+    """Why the cluster rejects this broker's registration; empty as long as it does not."""
     is_removed = False
     """Whether the cluster has removed this broker."""
 
@@ -186,7 +187,7 @@ class ClusterMembership:
     def _begin_incarnation(self) -> None:
         self.incarnation = secrets.token_hex(8)
         self._controller_seen_ms = self._clock.monotonic_ms()
-        session = StreamSession(self._identity.starts << SESSIONS_PER_LIFE)
+        session = StreamSession(self._identity.starts << SESSION_BITS)
         self.replicas.begin(Incarnation(self.me, self.incarnation, session))
 
     def _note_leadership(self) -> None:
@@ -202,7 +203,7 @@ class ClusterMembership:
         self._links.renew_tls()
 
     def announce(self, addresses: ListenerAddresses) -> None:
-        """Register with the cluster, and send heartbeats: the front ends are listening."""
+        """Register with the cluster and start heartbeats; the front ends are listening."""
         self._addresses = addresses
         self._registering = self._spawn(self._stay_in_touch(), "registration")
 
@@ -220,14 +221,14 @@ class ClusterMembership:
             self.announce(self._addresses)
 
     def fail(self, error: StrandlineError) -> None:
-        """Stop sending and acknowledging, because the storage failed, until it is reopened."""
-        self.incarnation = ""  # no image contains this incarnation any longer
+        """Stop sending and acknowledging until the storage, which failed, is reopened."""
+        self.incarnation = ""  # matches no registration, so that no image is applied
         self.quorum.fail(error)
         self.replicas.drop_all(error)
 
     @property
     def is_impaired(self) -> bool:
-        """Whether the cluster knows this broker's disk to reject writes."""
+        """Whether the metadata has this broker's disk as failing."""
         known = self.machine.image.brokers.get(self.me)
         return known is not None and known.is_impaired
 
@@ -235,7 +236,7 @@ class ClusterMembership:
         """Report to the cluster whether this broker's disk accepts writes.
 
         Raises:
-            UnavailableError: the cluster cannot decide it now.
+            UnavailableError: the cluster cannot decide now.
         """
         command = ReportStorage(self.run, is_impaired)
         outcome = await self._requests.propose(command, timeout_s=REGISTER_TIMEOUT_S)
@@ -243,7 +244,7 @@ class ClusterMembership:
             logger.warning("the state of the disk was not recorded: %s", outcome.message)
 
     async def hand_over(self) -> None:
-        """Transfer this broker's leaderships to others, as far as possible in the time allowed."""
+        """Transfer this broker's leaderships to others, as many as possible in the time allowed."""
         if self.is_registered:
             await hand_over(
                 self.run,
@@ -254,7 +255,7 @@ class ClusterMembership:
             )
 
     async def stop(self, error: StrandlineError) -> None:
-        """Leave the cluster."""
+        """Stop all tasks, links and replicas of this broker."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -276,12 +277,12 @@ class ClusterMembership:
 
     @property
     def run(self) -> BrokerRun:
-        """The present run of this broker."""
+        """The current run of this broker."""
         return BrokerRun(self.me, self.incarnation)
 
     @property
     def is_registered(self) -> bool:
-        """Whether the image has this incarnation."""
+        """Whether the metadata has the registration of this incarnation."""
         known = self.machine.image.brokers.get(self.me)
         return known is not None and known.incarnation == self.incarnation != ""
 
@@ -294,33 +295,33 @@ class ClusterMembership:
                 self.controller.heartbeat(self.run, self.quorum.stored_index)
             elif leader is not None:
                 self._send_request(leader, BrokerHeartbeat(self.run, self.quorum.stored_index))
-            self._peers.link()  # removed ones stay until the quorum drops them
+            self._peers.link()  # disconnects a removed broker once the quorum has dropped it
             self._look_for_controller()
             await asyncio.sleep(HEARTBEAT_S)
 
     def _look_for_controller(self) -> None:
-        """Note since when no controller is known; an ordinary election is shorter."""
+        """Note since when there was no contact to a controller."""
         if self.quorum.leader is not None:
             self._controller_seen_ms = self._clock.monotonic_ms()
         self.replicas.note_cut_off(has_controller=self.has_controller)
 
     @property
     def has_controller(self) -> bool:
-        """Whether a controller was known a moment ago; any thread."""
+        """Whether this broker was in contact with a controller a moment ago; any thread."""
         if self.quorum.leader is not None:
             return True
         return self._clock.monotonic_ms() - self._controller_seen_ms < CUT_OFF_MS
 
     @property
     def image_age_ms(self) -> int:
-        """Return for how long no controller was known, in ms; 0 if one is."""
+        """The time in ms since the last contact to a controller, if that is long; else 0."""
         if self.has_controller:
             return 0
         return int(self._clock.monotonic_ms() - self._controller_seen_ms)
 
     @property
     def image_index(self) -> int:
-        """The last metadata entry that streams and replicas use; any thread."""
+        """The last metadata entry that streams and replicas have applied; any thread."""
         return self._image_index
 
     async def _register(self) -> None:
@@ -336,13 +337,13 @@ class ClusterMembership:
             rack=cluster.rack,
             beam_address=self._addresses.beam,
             stored_index=self.quorum.index_at_start,
-            partitions_max=current_shares().partitions - 1,  # one file is the metadata log's
+            partitions_max=current_shares().partitions - 1,  # one file is for the metadata log
         )
         while not self.is_removed:
             try:
                 outcome = await self._requests.propose(command, timeout_s=REGISTER_TIMEOUT_S)
             except UnavailableError as error:
-                logger.warning("not registered yet: %s%s", error, self._join_advice)
+                logger.warning("this broker is not registered yet: %s%s", error, self._join_advice)
                 await asyncio.sleep(REGISTER_RETRY_S)
                 continue
             if outcome.is_applied:
@@ -351,14 +352,14 @@ class ClusterMembership:
             logger.critical("the cluster rejects this broker: %s", outcome.message)
             self.why_refused = outcome.message
             if outcome.reason == "older_copy":
-                # It has forgotten its votes, so it must not vote again.
+                # The broker has lost its votes, so it must not vote again.
                 self.quorum.stop(UnavailableError(outcome.message))
                 return
             await asyncio.sleep(REGISTER_TIMEOUT_S)
 
     @property
     def _join_advice(self) -> str:
-        """Return a hint for a broker that waits to join a cluster, or an empty string."""
+        """A hint for the log of a broker that waits to join a cluster, or an empty string."""
         if self.quorum.members.everybody:
             return ""
         return (
@@ -373,11 +374,11 @@ class ClusterMembership:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether the broker knows the newest image that is applied here."""
+        """Whether streams and replicas have the newest image that the quorum's member applied."""
         return not self._is_image_pending
 
     def _image_changed(self) -> None:
-        """Handle a new image once the entries at hand are applied."""
+        """Publish a new image once all entries at hand are applied."""
         if not self._is_image_pending:
             self._is_image_pending = True
             self._loop.call_soon(self._publish_image)
@@ -443,12 +444,12 @@ class ClusterMembership:
                 self._rpc.answered(peer, request)
 
     def on_peer_back(self, peer: BrokerId) -> None:
-        """Note that a peer is connected."""
+        """Handle the connection of a peer."""
         self.controller.peer_connected(peer)
         self.replicas.peer_connected(peer)
 
     def on_peer_lost(self, peer: BrokerId) -> None:
-        """Note that a peer is disconnected: frames to it may be lost."""
+        """Handle the loss of a peer's connection: frames to the peer may be lost."""
         self.controller.peer_disconnected(peer)
         self._rpc.peer_disconnected(peer)
         self.replicas.peer_disconnected(peer)
@@ -467,6 +468,6 @@ def _move_rate(config: BrokerConfig) -> ReplicationThrottle | None:
 
 
 def _report(task: "asyncio.Task[None]") -> None:
-    """Log a critical error if a task ends by itself, which is a bug."""
+    """Log a critical error if a task ended by itself, which is a bug."""
     if not task.cancelled() and task.exception() is not None:
         logger.critical("task %s died, please report", task.get_name(), exc_info=task.exception())

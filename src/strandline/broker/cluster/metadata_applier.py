@@ -1,9 +1,9 @@
-"""Applies the metadata image to a broker's streams, partitions and replicas.
+"""Applies the metadata image to this broker's streams, partitions and replicas.
 
 Rules: the metadata decides what exists; this broker follows the image, even after its own
-proposals. Logs that the image shows to be deleted are removed; logs with unknown ids are not
-touched. A partition that cannot be opened affects no other: the rest of its stream works, opening
-is retried, and another replica leads it meanwhile.
+proposals. Logs that the image shows to be deleted are removed; logs with unknown ids are kept. A
+partition that cannot be opened affects no other: the rest of its stream works, opening is retried,
+and another replica leads it in the meantime.
 """
 
 import asyncio
@@ -15,10 +15,10 @@ from strandline.broker.broker import Broker
 from strandline.broker.cluster.assignment import not_leader
 from strandline.broker.cluster.delete_records import LogStarts
 from strandline.broker.cluster.identity import DirectoryIdentity
+from strandline.broker.cluster.local_metadata import load_local_metadata
 from strandline.broker.cluster.membership import ClusterMembership
 from strandline.broker.cluster.opening import LogToOpen, open_logs
 from strandline.broker.cluster.operations import Operations
-from strandline.broker.cluster.remembered import remembered
 from strandline.broker.cluster.remote import RemotePartition
 from strandline.broker.cluster.skips import Skips
 from strandline.broker.cluster.watermark_file import save_watermarks
@@ -46,7 +46,7 @@ class MetadataApplier(Broker):
 
     membership: ClusterMembership
     operations: Operations
-    """Operators' commands."""
+    """The commands of operators."""
     log_starts: LogStarts
     _identity: DirectoryIdentity
     _store_of_quorum: QuorumStore
@@ -54,30 +54,30 @@ class MetadataApplier(Broker):
     _watermarks: dict[LogId, Offset]
     _saved_watermarks: dict[LogId, Offset]
     _has_swept: bool
-    _parted: set[LogId]
-    """Removed logs that the journal still has entries of."""
+    _removed_ids: set[LogId]
+    """Ids of removed logs that the journal may still have entries of."""
     _has_followed: bool
-    """Whether the cluster has sent its streams since this broker's start."""
-    _remembered: dict[str, Stream]
-    """Streams built from the disk, for readers until the cluster sends its metadata."""
+    """Whether the metadata was applied since this broker's start."""
+    _local_streams: dict[str, Stream]
+    """Streams read from this broker's disk, for readers until the cluster sends its metadata."""
     _unopened: dict[LogId, UnavailableError]
-    """Why partitions of this broker cannot be opened."""
+    """The errors of this broker's partitions that cannot be opened."""
     _is_releasing: bool
-    """Whether unopened partitions are being transferred to other leaders."""
+    """Whether the leaderships of unopened partitions are being given to other brokers."""
     _is_stopping: bool
     _retry: asyncio.TimerHandle | None
     _followed: MetadataImage
     """The image that was last applied."""
     _has_moved_on: asyncio.Event
-    """Set when an image was applied."""
+    """Set after an image was applied."""
     _unsettled: set[str]
-    """Streams with partitions that are being opened, or cannot be."""
+    """Names of streams with partitions that are being opened, or cannot be opened."""
     _opening: dict[LogId, None]
-    """Logs that are being opened, or will be."""
+    """Ids of logs that are being opened, or will be."""
     _to_open: list[LogToOpen]
-    """Logs to open next."""
+    """The logs to open next."""
     _open_failures: dict[LogId, StrandlineError]
-    """Why logs could not be opened in the last attempt."""
+    """The errors of logs that could not be opened in the last attempt."""
 
     @property
     def _image(self) -> MetadataImage:
@@ -105,7 +105,7 @@ class MetadataApplier(Broker):
             partition for name in names if name in streams for partition in streams[name].partitions
         ]
         self._block_partitions(names)
-        self._let_go(gone, image)
+        self._close_removed(gone, image)
         self._attach_replicas(shown)
         for partition in self.partitions() if COORDINATOR_STREAM in names else shown:
             self._keep_transaction_index(partition, partition.high_watermark)
@@ -116,7 +116,7 @@ class MetadataApplier(Broker):
             self._announce(changed)
         self._sweep(image)
         self._has_followed = True
-        self._forget_remembered()
+        self._close_local_streams()
         self.is_ready = not self._is_stopping
         self._publish_image()
         here = self._log_ids_here(image) if self._unopened else set()
@@ -129,9 +129,9 @@ class MetadataApplier(Broker):
             self._retry = self._loop.call_later(RETRY_S, self._follow_again)
 
     def _names_to_follow(self, image: MetadataImage) -> tuple[list[str], set[str]]:
-        """Return streams that may have to change here, and those to remove.
+        """Return the streams that may have to change on this broker, and those to remove.
 
-        All streams are examined only if brokers have changed, since that costs time for each.
+        All streams are compared only if brokers have changed, since that takes time per stream.
         """
         before, there = self._followed, image.streams
         if image.brokers is not before.brokers or self._is_stopping:
@@ -141,7 +141,7 @@ class MetadataApplier(Broker):
         return sorted(name for name in changed if name in there), gone
 
     def _note_unsettled(self, image: MetadataImage, names: Collection[str]) -> None:
-        """Remember streams to examine again even if the image does not change."""
+        """Remember the streams to examine again even if the image does not change."""
         waiting = self._opening.keys() | self._unopened.keys()
         self._unsettled = {
             name
@@ -153,9 +153,9 @@ class MetadataApplier(Broker):
 
     @property
     def metadata_error(self) -> UnavailableError | None:
-        """The error until the cluster has sent its streams, and while no controller is known.
+        """The error while the cluster has not sent its metadata, or no controller is known.
 
-        An ordinary election is no reason.
+        A controller election of the usual length causes no error.
         """
         if not self._has_followed:
             return UnavailableError(
@@ -171,7 +171,7 @@ class MetadataApplier(Broker):
         return None
 
     def copy_of(self, name: str) -> Stream:
-        """Return a stream from the metadata or, until the cluster has sent it, from the local disk.
+        """Return a stream of the metadata or, until the cluster has sent it, of the local disk.
 
         Raises:
             UnavailableError: the disk has no such stream, or cannot be read.
@@ -181,34 +181,34 @@ class MetadataApplier(Broker):
         return self.run_coroutine(self._remember(name)).result(REMEMBER_TIMEOUT_S)
 
     async def _remember(self, name: str) -> Stream:
-        """Build a stream from the replicas on this disk, for readers only."""
+        """Build a stream, for reads only, from the metadata and replicas on this disk."""
         if self._has_followed:
             return self.stream(name)
-        known = self._remembered.get(name)
+        known = self._local_streams.get(name)
         if known is not None:
             return known
         founders = Members(self._identity.founders or ())
-        image = remembered(self._store_of_quorum, founders).machine.image
+        image = load_local_metadata(self._store_of_quorum, founders).machine.image
         found = image.streams.get(name)
         if found is None:
             self.check_metadata()
             return self.stream(name)
         partitions = [
-            self._remembered_copy(PartitionName(name, number), item, image)
+            self._local_partition(PartitionName(name, number), item, image)
             for number, item in enumerate(found.partitions)
         ]
-        stream = self._remembered[name] = Stream(found.config, found.created_ns, partitions)
+        stream = self._local_streams[name] = Stream(found.config, found.created_ns, partitions)
         return stream
 
-    def _remembered_copy(
+    def _local_partition(
         self, name: PartitionName, item: PartitionImage, image: MetadataImage
     ) -> Partition:
-        """Return a partition without a known leader, with its local log if there is one."""
+        """Return a partition without a known leader, with its log if this broker has one."""
         config, log = image.streams[name.stream].config, self._storage.logs.get(item.log_id)
         if log is None or self.membership.me not in item.replicas:
-            away = self._away(name, config, item)
-            away.describe(UnavailableError(f"this broker has no copy of {name}; ask another one"))
-            return away
+            remote = self._remote_partition(name, config, item)
+            remote.describe(UnavailableError(f"this broker has no copy of {name}; ask another one"))
+            return remote
         copy = Partition(
             name,
             config,
@@ -217,16 +217,16 @@ class MetadataApplier(Broker):
             leader_epoch=LeaderEpoch(item.leader_epoch),
             admission=self.admission,
             sealer=self.keys.of(lambda: image).sealer(name, config),
-            high_watermark=self._noted(item.log_id, log),
+            high_watermark=self._stored_watermark(item.log_id, log),
             is_led=False,
         )
         if COORDINATOR_STREAM in image.streams:
             copy.committed.keep_transaction_index(copy.log_start_offset)
         return copy
 
-    def _forget_remembered(self) -> None:
-        """Drop streams built from the disk, since the metadata is known now."""
-        streams, self._remembered = self._remembered, {}
+    def _close_local_streams(self) -> None:
+        """Close the streams read from the disk, since the cluster has sent its metadata."""
+        streams, self._local_streams = self._local_streams, {}
         for stream in streams.values():
             for partition in stream.partitions:
                 partition.close(UnavailableError(f"{partition.name} is in service again; retry"))
@@ -248,9 +248,9 @@ class MetadataApplier(Broker):
         return have == [(p.log_id, self.membership.me in p.replicas) for p in wanted.partitions]
 
     def _stream_here(self, image: StreamImage) -> Stream | None:
-        """Return the stream of the image: the present object, if nothing about it has changed.
+        """Return the stream of an image; the existing object if nothing about it has changed.
 
-        While logs of new partitions are being opened it is the previous stream, or None.
+        While logs of new partitions are being opened, return the stream before the change, or None.
         """
         before = self._streams.get(image.config.name)
         if before is not None and self._is_same(before, image):
@@ -269,8 +269,8 @@ class MetadataApplier(Broker):
                 if found is None and item.log_id in self._opening and number >= len(shown):
                     is_whole = False
                     continue
-                if found is None:  # it replaces the partition until that can be opened
-                    found = self._away(name, image.config, item)
+                if found is None:  # a remote partition until the log can be opened
+                    found = self._remote_partition(name, image.config, item)
             found.config = image.config
             partitions.append(found)
         if not is_whole:
@@ -284,14 +284,14 @@ class MetadataApplier(Broker):
     def _try_partition(
         self, name: PartitionName, config: StreamConfig, image: PartitionImage
     ) -> Partition | None:
-        """Return the partition; None while its log is being opened, or cannot be."""
+        """Return the partition; None while its log is being opened, or if it cannot be."""
         try:
             return self._make_partition(name, config, image)
         except StrandlineError as error:
             self._note_unopened(name, image.log_id, error)
             return None
 
-    def _away(
+    def _remote_partition(
         self, name: PartitionName, config: StreamConfig, image: PartitionImage
     ) -> RemotePartition:
         return RemotePartition(name, config, log_id=image.log_id, admission=self.admission)
@@ -299,7 +299,7 @@ class MetadataApplier(Broker):
     def _note_unopened(
         self, name: PartitionName, log_id: LogId, error: StrandlineError
     ) -> UnavailableError:
-        """Record why a partition cannot be opened, and log it if the reason is new."""
+        """Keep the reason why a partition cannot be opened, and log it if it is new."""
         why = UnavailableError(
             f"broker {self.membership.me} cannot open its copy of {name}: {error.message}; it "
             "tries again, and another replica leads meanwhile if one is in sync; retry"
@@ -311,7 +311,7 @@ class MetadataApplier(Broker):
         return why
 
     def _release_unopened(self, image: MetadataImage) -> None:
-        """Let other replicas lead partitions that this broker should lead and cannot open."""
+        """Let other replicas lead the partitions that this broker leads and cannot open."""
         led = [
             name
             for name, partition in image.partitions()
@@ -332,9 +332,9 @@ class MetadataApplier(Broker):
     def _make_partition(
         self, name: PartitionName, config: StreamConfig, image: PartitionImage
     ) -> Partition | None:
-        """Return a partition with its log here, or a remote one; None while it is opened."""
+        """Return a partition with its log, or a remote one; None while the log is being opened."""
         if self.membership.me not in image.replicas:
-            return self._away(name, config, image)
+            return self._remote_partition(name, config, image)
         plan = log_plan(self.data_dir, image.log_id, config)
         log = self._log_here(name, plan, image)
         if log is None:
@@ -348,18 +348,18 @@ class MetadataApplier(Broker):
             leader_epoch=LeaderEpoch(image.leader_epoch),
             admission=self.admission,
             sealer=self.keys.sealer(name, config),
-            # The log may go on with what was never committed, and readers see it from now on.
-            high_watermark=self._noted(image.log_id, log),
-            is_led=False,  # until its replica has heard so
+            # The log may end with records that were never committed, and readers may come at once.
+            high_watermark=self._stored_watermark(image.log_id, log),
+            is_led=False,  # until its replica is assigned
         )
         self._keep_transaction_index(made, made.log_start_offset)
         return made
 
     def _log_here(self, name: PartitionName, plan: LogPlan, image: PartitionImage) -> Log | None:
-        """Return a partition's log; None while it is opened on a thread, which syncs directories.
+        """Return a partition's log; None while a thread opens it (which syncs directories).
 
         Raises:
-            StrandlineError: it cannot be opened.
+            StrandlineError: the log cannot be opened.
         """
         log, start = self._storage.logs.get(image.log_id), image.log_start_offset
         if log is not None and log in self.committer.catch_up.changing:
@@ -372,10 +372,10 @@ class MetadataApplier(Broker):
         if image.log_id not in self._opening:
             if log is None:
                 self._check_descriptors(f"the copy of {name}", 1, under_way=len(self._opening))
-            was_used = image.log_id in self._parted
+            was_used = image.log_id in self._removed_ids
             self._opening[image.log_id] = None
             self._to_open.append(LogToOpen(image.log_id, plan, log, start, was_used))
-            if len(self._opening) == 1:  # else the opening in progress continues with it
+            if len(self._opening) == 1:  # else the thread in progress also opens this one
                 self._spawn(self._open_on_thread(), "open-logs")
         return None
 
@@ -385,10 +385,10 @@ class MetadataApplier(Broker):
             async with self._opening_lock:
                 storage = self._storage
                 queued, self._to_open = self._to_open, []
-                # A recovery may have opened some meanwhile, and closed earlier ones.
+                # A recovery may have opened some of these logs, and closed their objects.
                 wanted = [each for each in queued if each.log is storage.logs.get(each.log_id)]
                 try:
-                    # Only journal entries of an older log with the same id have to be durable.
+                    # Only the journal entries of an older log with the same id have to be durable.
                     was_used = any(each.was_used for each in wanted)
                     sequence = await self.committer.sync() if was_used else 0
                     outcomes = await asyncio.to_thread(
@@ -406,35 +406,35 @@ class MetadataApplier(Broker):
             if self.membership.is_registered:
                 self._follow(self._image)
                 unwanted = outcomes.keys() - self.membership.replicas.drivers.keys()
-                if unwanted & storage.logs.keys():  # unless it is needed again
+                if unwanted & storage.logs.keys():  # ``_remove`` skips logs that are wanted again
                     self._spawn(self._remove(unwanted), "remove-logs")
 
-    def _noted(self, log_id: LogId, log: Log) -> Offset:
-        """Return the high watermark that is known here before the replica learns more."""
-        noted = self._watermarks.get(log_id, Offset(0))
-        return min(max(noted, log.log_start_offset), log.log_end_offset)
+    def _stored_watermark(self, log_id: LogId, log: Log) -> Offset:
+        """Return the stored high watermark, for use until the replica learns a newer one."""
+        stored = self._watermarks.get(log_id, Offset(0))
+        return min(max(stored, log.log_start_offset), log.log_end_offset)
 
     def _attach_replicas(self, partitions: Iterable[Partition]) -> None:
-        """Create the missing replicas."""
+        """Create the replicas that are missing."""
         drivers = self.membership.replicas.drivers
         for partition in partitions:
             if isinstance(partition, RemotePartition) or partition.log_id in drivers:
                 continue
-            noted = self._noted(partition.log_id, partition.log)
+            stored = self._stored_watermark(partition.log_id, partition.log)
             if partition.replica_hooks is not None:
-                noted = max(noted, partition.high_watermark)
+                stored = max(stored, partition.high_watermark)
             try:
-                self.membership.replicas.add(partition, noted)
+                self.membership.replicas.add(partition, stored)
             except StrandlineError as error:
-                # Without a replica it would commit records by itself.
+                # Without a replica the partition would commit records by itself.
                 partition.set_write_error(
                     self._note_unopened(partition.name, partition.log_id, error)
                 )
             else:
                 self._unopened.pop(partition.log_id, None)
 
-    def _let_go(self, gone: list[Stream], image: MetadataImage) -> None:
-        """Close partitions that are deleted or moved away, and remove their logs on a thread."""
+    def _close_removed(self, gone: list[Stream], image: MetadataImage) -> None:
+        """Close partitions that were deleted or moved away, and remove their logs on a thread."""
         if not gone:
             return
         kept = {partition for s in self._streams.values() for partition in s.partitions}
@@ -460,41 +460,41 @@ class MetadataApplier(Broker):
                 logger.info("stream %s was deleted", stream.name)
 
     def _log_ids_here(self, image: MetadataImage) -> set[LogId]:
-        """Return the ids of the logs that this broker has according to the image."""
+        """Return the ids of the logs that this broker should have according to the image."""
         return {p.log_id for _, p in image.partitions() if self.membership.me in p.replicas}
 
     async def _remove(self, log_ids: set[LogId]) -> None:
-        """Remove logs that the metadata no longer places here, unless they have returned.
+        """Remove logs that the metadata no longer places on this broker, unless they came back.
 
-        A replica that has moved away may return with the same log id. Once a checkpoint is past the
-        old log, a recovery does not confuse it with the new one; until then ``log_generation``
+        A replica that has moved away may return with the same log id. After a checkpoint without
+        the old log, recovery cannot confuse it with the new one; until then ``log_generation``
         prevents that.
         """
         async with self._admin:
             await self.committer.passed()
             async with self._checkpoints.lock:
                 here = {p.log_id for p in self.partitions() if not isinstance(p, RemotePartition)}
-                parted = log_ids - here - self._log_ids_here(self._image)
-                self._parted |= parted
-                logs = [self._storage.logs.pop(log_id, None) for log_id in sorted(parted)]
-                for log_id in parted:
+                removed = log_ids - here - self._log_ids_here(self._image)
+                self._removed_ids |= removed
+                logs = [self._storage.logs.pop(log_id, None) for log_id in sorted(removed)]
+                for log_id in removed:
                     self._watermarks.pop(log_id, None)
                 self.reclaimer.delete(log for log in logs if log is not None)
             try:
                 await self._checkpoints.checkpoint()
-                self._parted -= parted
+                self._removed_ids -= removed
             except StrandlineError as error:
                 logger.warning("no checkpoint after logs were removed: %s", error)
 
     def _describe(self, image: MetadataImage, names: Iterable[str]) -> set[str]:
-        """Pass leaders and addresses to partitions; return streams whose queue groups moved."""
+        """Pass leaders and addresses to partitions; return streams whose queue groups changed."""
         moved, begun = set[str](), set[str]()
         for name, partition in image.partitions(names):
             stream = self._streams.get(name.stream)
             if stream is None:
                 continue
             if name.partition >= len(stream.partitions):
-                continue  # it is being opened
+                continue  # the partition is being opened
             here = stream.partitions[name.partition]
             order = sorted(partition.replicas, key=lambda b: (b != partition.leader, b))
             leader = image.brokers.get(partition.leader) if partition.leader else None
@@ -503,7 +503,7 @@ class MetadataApplier(Broker):
             if unopened is None and partition.log_id in self._opening:
                 unopened = UnavailableError(f"{name} is being opened here; retry")
             if is_ours and unopened is not None:
-                leader = None  # who came here would be sent here again
+                leader = None  # clients that are redirected to this broker would come back at once
             here.locate(
                 image.flight_addresses(order),
                 in_sync=image.flight_addresses(partition.isr),
@@ -516,22 +516,22 @@ class MetadataApplier(Broker):
                 begun.add(name.stream)
             here.set_led(is_led=is_led)
             if isinstance(here, RemotePartition):
-                away = not_leader(image, name, partition)
-                here.describe(away if leader is not None or unopened is None else unopened)
+                remote = not_leader(image, name, partition)
+                here.describe(remote if leader is not None or unopened is None else unopened)
         if begun:
             for callback in self._leading_callbacks:
                 callback(begun)
         return moved
 
     def _sweep(self, image: MetadataImage) -> None:
-        """Remove, once, logs of streams that were deleted while this broker was away."""
+        """Remove, once, the logs of streams that were deleted while this broker was down."""
         if self._has_swept:
             return
         self._has_swept = True
         unknown = self._storage.logs.keys() - self._log_ids_here(image) - {LOG_ID}
         for log_id in sorted(unknown):
             if log_id >= image.next_log_id:
-                logger.error("log %d belongs to an unknown stream and is not touched", log_id)
+                logger.error("log %d belongs to an unknown stream; it is kept", log_id)
         deleted = {log_id for log_id in unknown if log_id < image.next_log_id}
         if deleted:
             self._spawn(self._remove(deleted), "remove-logs")
@@ -539,11 +539,11 @@ class MetadataApplier(Broker):
     # Watermarks
 
     async def _keep_watermarks(self) -> None:
-        """Store high watermarks from time to time, until cancelled."""
+        """Store the high watermarks at intervals, until cancelled."""
         while True:
             await asyncio.sleep(WATERMARK_INTERVAL_S)
             await self._note_watermarks()
-            # A replica that was behind may have reached a log start that it waits for.
+            # A replica may have committed up to a log start that it has to follow.
             self.log_starts.follow(self._image, self.partitions())
 
     async def _note_watermarks(self) -> None:

@@ -1,7 +1,7 @@
 """Opens every log in the data directory of a broker of a cluster.
 
-The metadata, which names the streams, is in one of them, so all are recovered. The metadata applier
-then removes deleted ones.
+The metadata, which names the streams, is in one of the logs, so all are recovered. The metadata
+applier then removes the logs of deleted streams.
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,11 +25,11 @@ from strandline.types import LogId, Offset
 QUORUM_NAME = "quorum"
 QUORUM_SEGMENT_BYTES = 16 << 20
 ANY_CONFIG = StreamConfig(name="any", subject="any")
-"""Size limits of a log until its stream's are known; they matter only when it grows."""
+"""Limits of a log until those of its stream are known; they matter only when the log grows."""
 
 
 def open_all_logs(data_dir: Path, *, disk: Disk, file_bytes: int) -> Recovered:
-    """Recover the journal, the quorum's log and those of all partitions.
+    """Recover the journal, the quorum's log, and the logs of all partitions.
 
     Raises:
         UnavailableError: a file cannot be read or written.
@@ -55,7 +55,7 @@ def opened_offline(data_dir: Path, *, disk: Disk) -> Iterator[tuple[DirectoryIde
     Raises:
         InvalidConfigError: no broker of a cluster has used the directory.
         DataDirLockedError: the broker is running.
-        StrandlineError: as ``open_all_logs``.
+        StrandlineError: as for ``open_all_logs``.
     """
     check_restored(data_dir, disk=disk)
     identity = load_identity(data_dir, disk=disk)
@@ -77,12 +77,12 @@ def opened_offline(data_dir: Path, *, disk: Disk) -> Iterator[tuple[DirectoryIde
 
 
 class LogToOpen(NamedTuple):
-    """A log to be opened for a new replica.
+    """A log to open for a new replica.
 
     Attributes:
-        log_id: of the log.
-        plan: its directory and limits.
-        log: the open log, which is empty and has to start at ``start``; None: none is open.
+        log_id: the log's id.
+        plan: the log's directory and limits.
+        log: the open but empty log, which has to restart at ``start``; None: open the directory.
         start: the log start offset.
         was_used: whether an older log had this id, and the journal may still have its batches.
     """
@@ -97,10 +97,10 @@ class LogToOpen(NamedTuple):
 def open_logs(
     wanted: Iterable[LogToOpen], *, disk: Disk, synced_sequence: int
 ) -> dict[LogId, Log | StrandlineError]:
-    """Open logs, or return why one cannot be; on a thread, since each syncs directories.
+    """Open logs; return each log or its error. Runs on a thread: each log syncs directories.
 
     Args:
-        wanted: the logs.
+        wanted: the logs to open.
         disk: the file system.
         synced_sequence: as for ``write_generation``.
     """
@@ -127,8 +127,8 @@ def _opened(wanted: LogToOpen, disk: Disk, synced_sequence: int) -> Log:
     )
     try:
         if was_there:
-            # Its name must survive a power loss: recovery finds logs by their directories. The
-            # attempt that made it may have failed to sync it.
+            # The directory's name must survive a power loss, since recovery finds logs by their
+            # directories. An earlier attempt may have made it and failed to sync.
             disk.sync_directory(plan.directory.parent)
         if found.log_start_offset == found.log_end_offset < wanted.start:
             found.restart_at(wanted.start)

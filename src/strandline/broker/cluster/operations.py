@@ -1,7 +1,7 @@
-"""Operators' commands to a cluster, on any of its brokers: each is one or two metadata commands.
+"""Operators' commands to a cluster, on any broker: each is one or two metadata commands.
 
-Rules: a command returns when it is decided. The controller, on whichever broker, carries on the
-long part (copying, above all), since all of it is in the image. A decision on an outdated image is
+Rules: a command returns when it is decided. The controller, on whichever broker, does the lasting
+work, such as copying, since the image has all that this needs. A decision on an outdated image is
 made again. Must not know who the caller is.
 """
 
@@ -37,7 +37,7 @@ CHANGE_TIMEOUT_S = 30.0
 ATTEMPTS_MAX = 20
 RETRY_S = 0.1
 REBALANCE_MOVES_MAX = 5
-"""Partitions that one rebalance command moves at once; the operator repeats the command."""
+"""Partitions that one rebalance command moves; the operator repeats the command."""
 Until = Callable[[Callable[[], bool]], Awaitable[None]]
 
 
@@ -45,8 +45,8 @@ class Operations:
     """Commands to the cluster.
 
     Args:
-        membership: this broker's.
-        until: waits until a decision is applied here.
+        membership: this broker's membership.
+        until: waits until a decision is applied on this broker.
     """
 
     def __init__(self, membership: ClusterMembership, until: Until) -> None:
@@ -63,8 +63,9 @@ class Operations:
         """Admit a new broker at an address.
 
         Raises:
-            InvalidRequestError: the id is, or was, used.
-            UnavailableError: the cluster cannot decide it now; so with every command here.
+            InvalidRequestError: the id is in use, or was.
+            UnavailableError: the cluster cannot decide now; likewise for all commands of this
+                class.
         """
         await self._propose(AdmitBroker(broker, peer_address))
 
@@ -81,7 +82,7 @@ class Operations:
         """Remove a broker without replicas; return once it has left the quorum.
 
         Raises:
-            InvalidRequestError: it is in use (the message says how), or it is this broker.
+            InvalidRequestError: the broker is in use (the message says how), or is this broker.
         """
         if broker == self._membership.me:
             raise InvalidRequestError(
@@ -93,12 +94,12 @@ class Operations:
         await self._until(lambda: broker not in self._membership.quorum.members.everybody)
 
     async def replace_disk(self, broker: BrokerId) -> None:
-        """Forget a stopped broker's disk; return once it may start with another one.
+        """Forget a stopped broker's disk; return once the broker may start with another disk.
 
-        That is when its vote is withdrawn, since it has forgotten its votes.
+        That is when its vote was withdrawn: on another disk the broker does not know its votes.
 
         Raises:
-            InvalidRequestError: it is not stopped, or has the only copy of a partition.
+            InvalidRequestError: the broker is not stopped, or has the only copy of a partition.
         """
         await self._propose(ForgetDirectory(broker))
         logger.warning("the disk of broker %d is forgotten; it may start with another one", broker)
@@ -107,20 +108,20 @@ class Operations:
     # Partitions
 
     async def reassign(self, stream: str, partition: int | None, to: Replicas) -> int:
-        """Move a partition, or all of a stream; return how many have begun to move.
+        """Start to move a partition, or all of a stream; return how many partitions move.
 
         Args:
             stream: the stream's name.
-            partition: its number; None for all.
-            to: brokers, preferred leader first; empty: placed like a new stream's.
+            partition: the partition's number; None: all partitions.
+            to: the brokers, preferred leader first; empty: placed like a new stream.
 
         Raises:
-            InvalidRequestError: no such stream, partition or broker, or too few of these.
+            InvalidRequestError: no such stream, partition or broker, or too few brokers.
         """
         return await self._begin_moves(lambda: _moves(self._image, stream, partition, to=to))
 
     async def rebalance(self) -> int:
-        """Begin to move replicas to brokers with fewer; return how many partitions move."""
+        """Start to move replicas to brokers with fewer; return how many partitions move."""
         return await self._begin_moves(
             lambda: rebalance_plan(self._image, moves_max=REBALANCE_MOVES_MAX)
         )
@@ -135,10 +136,10 @@ class Operations:
         Args:
             name: the name of the partition.
             leader: the new leader.
-            is_unclean: also if it may lack committed records, which are then lost.
+            is_unclean: elect it even if it may lack committed records; those are then lost.
 
         Raises:
-            InvalidRequestError: it has no replica, is not in service, or may lack records.
+            InvalidRequestError: the broker has no replica, is not in service, or may lack records.
         """
         copies = self._image.partition(*name).target
         if leader not in copies:
@@ -163,8 +164,8 @@ class Operations:
 
         if is_unclean:
             logger.critical(
-                "an operator orders an unclean election: broker %d is to lead %s, and what only "
-                "others have is lost",
+                "an operator orders an unclean election: broker %d is to lead %s, and records that "
+                "it lacks are lost",
                 leader,
                 name,
             )
@@ -172,13 +173,13 @@ class Operations:
         await self.decide(prefer)
 
     async def release_leadership(self, names: Sequence[PartitionName]) -> None:
-        """Transfer partitions that this broker leads and cannot serve to others in sync.
+        """Transfer the leadership of partitions that this broker cannot serve to replicas in sync.
 
-        It leaves their ISRs, so that no commit waits for it. Partitions without another candidate
-        stay.
+        This broker leaves their ISRs, so that no commit waits for it. Partitions without another
+        candidate are left as they are.
 
         Raises:
-            UnavailableError: the cluster cannot decide it now.
+            UnavailableError: the cluster cannot decide now.
         """
         me = self._membership.me
 
@@ -209,14 +210,14 @@ class Operations:
     # Deciding
 
     async def decide(self, decision: Callable[[], Command | None]) -> Command | None:
-        """Propose a decision made on the newest image known here; repeat it if that was outdated.
+        """Propose a decision made on the newest image; decide and propose again if it was outdated.
 
         Returns:
             The accepted command; None if there was nothing to do.
 
         Raises:
-            InvalidRequestError: it was rejected; the message has the reason.
-            UnavailableError: concurrent changes were always first.
+            InvalidRequestError: the command was rejected; the message has the reason.
+            UnavailableError: other changes came first in every attempt.
         """
         for _ in range(ATTEMPTS_MAX):
             command = decision()
@@ -236,7 +237,7 @@ class Operations:
         """Propose a command and return its outcome.
 
         Raises:
-            UnavailableError: the cluster cannot decide it now.
+            UnavailableError: the cluster cannot decide now.
         """
         membership = self._membership
         if not membership.is_registered:
@@ -245,10 +246,10 @@ class Operations:
 
 
 def _is_stale(outcome: CommandOutcome) -> bool:
-    """Whether a decision was too late for a partition, and had no other fault.
+    """Whether a command was rejected only because a partition has changed meanwhile.
 
     Raises:
-        InvalidRequestError: it was rejected for another reason.
+        InvalidRequestError: the command was rejected for another reason.
     """
     for rejection in outcome.rejected:
         if rejection.reason != "stale_partition":
@@ -262,12 +263,12 @@ def _is_stale(outcome: CommandOutcome) -> bool:
 def _moves(
     image: MetadataImage, stream: str, partition: int | None, *, to: Replicas
 ) -> tuple[Move, ...]:
-    """Return the reassignments that a command requires; none for partitions already in place.
+    """Return the moves that a command requires; none for partitions that are placed so already.
 
     Raises:
         UnknownStreamError, UnknownPartitionError: no such partition.
         UnavailableError: too few brokers are in service.
-        InvalidConfigError: a broker would keep more than it can.
+        InvalidConfigError: a broker would have more partitions than it can.
     """
     found = image.stream(stream)
     numbers = range(len(found.partitions)) if partition is None else [partition]

@@ -1,4 +1,4 @@
-"""The peers: brokers that this one connects to and admits."""
+"""The peers: the brokers that this one connects to and accepts."""
 
 import secrets
 from functools import partial
@@ -30,7 +30,7 @@ class PeerRegistry:
         identity: the identity of the data directory.
         machine: has the newest image.
         quorum: has the newest members.
-        trace: the trace of frames; None: none.
+        trace: the trace of frames; None: none is written.
     """
 
     def __init__(
@@ -67,10 +67,10 @@ class PeerRegistry:
                 self.links.add_peer(BrokerId(number), Address(host, port))
 
     def link(self) -> None:
-        """Connect to brokers of the metadata, and disconnect from removed ones.
+        """Connect to the brokers of the metadata; disconnect removed ones.
 
-        Addresses in the settings have priority: a broker that has moved could not register its new
-        address without a link.
+        Addresses in the settings have priority over the metadata: a broker that has moved could not
+            register its new address without a link.
         """
         image, settings = self._machine.image, self._settings
         for broker in image.brokers.values():
@@ -78,18 +78,18 @@ class PeerRegistry:
                 host, _, port = broker.peer_address.rpartition(":")
                 self.links.add_peer(broker.id, Address(host.strip("[]"), int(port)))
         for removed in image.removed:
-            # It stays connected while it is a member, so that it learns of its removal.
+            # A removed member stays connected until it has left, so that it learns of its removal.
             if removed != self._me and removed not in self._quorum.members.everybody:
                 self.links.remove_peer(removed)
 
     def check_directory(self, hello: Hello) -> None:
-        """Reject a broker that returns with another disk: it has forgotten its votes.
+        """Reject a broker that returns with another disk, and so without its votes.
 
-        As a member of the quorum it would acknowledge on behalf of entries that it has lost, before
-        metadata could reject its registration.
+        Checked here, since as a member of the quorum it would acknowledge entries on top of some
+        that it has lost, before the metadata could reject its registration.
 
         Raises:
-            HandshakeError: with a remedy.
+            HandshakeError: the message says what to do.
         """
         broker = BrokerId(hello.broker_id)
         known = self._machine.image.brokers.get(broker)
@@ -109,7 +109,7 @@ class PeerRegistry:
             )
 
     def leave_all(self) -> None:
-        """Disconnect from all peers: they reject a removed broker."""
+        """Disconnect from all peers, since they reject this broker, which was removed."""
         for broker in self._machine.image.brokers:
             self.links.remove_peer(broker)
 

@@ -1,7 +1,7 @@
 """Requests between brokers: each has a number and one answer, or ends with its link.
 
-Rules: an answer counts if it comes from the broker that was asked, and is of the expected kind.
-Answers that nobody awaits are dropped. A caller that gives up cancels its request.
+Rules: an answer counts only if it comes from the broker that was asked, and is of the expected
+kind. Answers that nobody waits for are dropped. A caller that gives up cancels its request.
 """
 
 import asyncio
@@ -51,8 +51,8 @@ class PeerRpc:
             question: builds the request from its number.
             kind: the kind of the expected answer; ``Failed`` ends the wait, too.
 
-        Returns:
-            A future of the answer, or of an ``UnavailableError`` if the outcome is unknown. None if
+        A future of the answer, or of an ``UnavailableError`` if the outcome is unknown. None if the
+        broker is disconnected, so that it received nothing.
             the broker is disconnected and received nothing.
         """
         self._last_number += 1
@@ -66,11 +66,11 @@ class PeerRpc:
         return answer
 
     def answer(self, caller: BrokerId, answer: Answer) -> None:
-        """Answer another broker; if the link is lost, the caller is notified by that."""
+        """Send an answer to another broker; if the link is lost, the caller notices that."""
         self._send(caller, answer)
 
     def answered(self, sender: BrokerId, answer: Answer) -> None:
-        """Handle an answer."""
+        """Pass a received answer to the caller that waits for it."""
         asked = self._asked.get(answer.number)
         if asked is None or asked.to != sender or asked.answer.done():
             return
@@ -80,7 +80,7 @@ class PeerRpc:
             asked.fail(UnavailableError(answer.message))
 
     def peer_disconnected(self, broker: BrokerId) -> None:
-        """Fail requests to a broker: their outcome is unknown."""
+        """Fail all requests to a broker: their outcome is unknown."""
         for asked in self._asked.values():
             if asked.to == broker:
                 asked.fail(UnavailableError(f"the link to broker {broker} broke"))

@@ -1,4 +1,4 @@
-"""Reads of a partition for other brokers, and repair of corruption from their replicas.
+"""Reads of a partition's log for other brokers, and repair of corruption from their replicas.
 
 Rules: reads and repairs run on a thread. Must not know roles.
 """
@@ -37,7 +37,7 @@ class RangeServerHost(Protocol):
         ...
 
     def move_rate(self, log_id: LogId, follower: BrokerId) -> ReplicationThrottle | None:
-        """Return the throttle for a follower's reads; None if it is not throttled."""
+        """Return the throttle for reads of a follower; None if they are not throttled."""
         ...
 
 
@@ -45,10 +45,10 @@ class RangeServer:
     """Reads and repairs one replica's log.
 
     Args:
-        partition: whose log it is.
+        partition: the partition whose log is read.
         state: the replica's log state.
         host: the broker.
-        step: passes what was read to the replica.
+        step: passes the batches that were read to the replica.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class RangeServer:
         """Whether the replica was dropped."""
 
     def read_log(self, effect: fx.ReadLog) -> None:
-        """Read for a follower that is behind; throttled for a replica that a move adds."""
+        """Read for a follower that is behind; throttled if a move is adding the follower."""
         reader = self._partition.log_id, effect.follower
         rate = self._host.move_rate(*reader)
         if rate is None:
@@ -79,12 +79,12 @@ class RangeServer:
     def _read_for(
         self, effect: fx.ReadLog, bytes_max: int, rate: ReplicationThrottle | None
     ) -> None:
-        """Read on a thread."""
+        """Read the log on a thread, then pass the batches to the replica."""
         if self.is_over:
             return
         found: list[tuple[BatchRef, Buffer]] = []
         log, asked = self._partition.log, effect.from_offset
-        end = self._log_state.log_end_offset  # later batches are not in the journal yet
+        end = self._log_state.log_end_offset  # batches after it are not in the journal yet
 
         def read() -> None:
             try:
@@ -92,7 +92,8 @@ class RangeServer:
             except CorruptBatchError as corruption:
                 self._partition.committed.report_corruption(corruption)
             except StrandlineError as error:
-                logger.error("%s: no batches for a follower: %s", self._partition.name, error)  # noqa: TRY400  no trace
+                name = self._partition.name
+                logger.error("%s cannot be read for a follower: %s", name, error)  # noqa: TRY400  no trace
 
         def done() -> None:
             refs, buffers = split(found)
@@ -103,7 +104,7 @@ class RangeServer:
         self._host.in_thread(read, done)
 
     def read_range(self, effect: fx.ReadRange) -> None:
-        """Read, on a thread, batches that another replica has lost, if they are here."""
+        """Read, on a thread, the batches that another replica has lost, if this one has them."""
         found: list[tuple[BatchRef, Buffer]] = []
         log, first, after = self._partition.log, effect.first_offset, effect.next_offset
 
@@ -113,7 +114,8 @@ class RangeServer:
             except CorruptBatchError as corruption:
                 self._partition.committed.report_corruption(corruption)
             except StrandlineError as error:
-                logger.error("%s: no batches for a repair: %s", self._partition.name, error)  # noqa: TRY400  no trace
+                name = self._partition.name
+                logger.error("%s cannot be read for a repair: %s", name, error)  # noqa: TRY400  no trace
 
         def done() -> None:
             if found:
@@ -123,7 +125,7 @@ class RangeServer:
         self._host.in_thread(read, done)
 
     def repair(self, effect: fx.Repair) -> None:
-        """Write batches from another replica over corruption, on a thread."""
+        """Write batches of another replica over corrupt ones, on a thread."""
         first, after = effect.batches[0].base_offset, effect.batches[-1].next_offset
         name, telemetry = self._partition.name, self._host.telemetry
         batches, is_compacted = list(map(bytes, effect.buffers)), self._partition.config.has_gaps

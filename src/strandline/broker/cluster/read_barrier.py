@@ -1,10 +1,11 @@
-"""The metadata read barrier: waits until a broker has applied everything decided so far.
+"""The metadata read barrier: waits until a broker has applied everything decided before.
 
 The broker that proposed a change knows its outcome at once, others moments later. Before a broker
-answers that something does not exist, it asks the controller for the commit index and waits for it.
+answers that something does not exist, it asks the controller for the commit index, and waits until
+it has applied the metadata up to there.
 
-Rules: one request is in flight at a time, shared by all waiters. A caller that arrives meanwhile
-waits for the next one, since the answer may be older than its call.
+Rules: one request is in flight at a time, shared by all waiters. A caller that arrives during a
+request waits for the next one, since the answer may be older than the call.
 """
 
 import asyncio
@@ -25,12 +26,12 @@ POLL_S: Final = 0.005
 
 
 class MetadataReadBarrier:
-    """Commit index requests to the controller, and from other brokers.
+    """Requests for the commit index to the controller, and from other brokers.
 
     Args:
         quorum: this broker's member.
         rpc: requests to and from other brokers.
-        is_fresh: whether the broker uses the newest image that is applied here.
+        is_fresh: whether streams and replicas have the newest image that was applied.
     """
 
     def __init__(self, quorum: Quorum, rpc: PeerRpc, *, is_fresh: Callable[[], bool]) -> None:
@@ -42,10 +43,10 @@ class MetadataReadBarrier:
         self._serving: set[asyncio.Task[None]] = set()
 
     async def know(self) -> None:
-        """Wait until everything that was decided before this call is applied here.
+        """Wait until everything that was decided before this call is applied on this broker.
 
         Raises:
-            UnavailableError: the commit index is not known, or not reached in time; retry.
+            UnavailableError: the commit index is unknown, or was not reached in time; retry.
         """
         if self._next is None:
             self._next = asyncio.create_task(self._after(self._round), name="know-newest")
@@ -71,7 +72,7 @@ class MetadataReadBarrier:
             await asyncio.sleep(POLL_S)
 
     async def _index(self) -> int | None:
-        """Return the metadata's commit index; None if it has to be asked again."""
+        """Return the metadata's commit index; None if it must be asked for again."""
         try:
             if self._quorum.is_leading:
                 await self._quorum.barrier(timeout_s=ATTEMPT_S)
@@ -85,7 +86,7 @@ class MetadataReadBarrier:
         """Ask the controller for its commit index.
 
         Raises:
-            UnavailableError: it does not answer, or does not know its commit index.
+            UnavailableError: the controller does not answer, or does not know its commit index.
         """
         answer = self._rpc.ask(leader, ReadIndexRequest, ReadIndexResponse)
         if answer is None:
@@ -102,7 +103,7 @@ class MetadataReadBarrier:
     # Requests of other brokers
 
     def serve(self, sender: BrokerId, question: ReadIndexRequest) -> None:
-        """Answer another broker, once it is confirmed that this one leads the metadata."""
+        """Answer another broker, once a quorum has confirmed that this broker leads it."""
         task = asyncio.create_task(self._serve(sender, question), name="newest")
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)

@@ -1,7 +1,7 @@
-"""Reads a replica's log for other replicas: stored batches and their references.
+"""Reads a replica's log for other replicas: stored batches, with their references.
 
-Rules: runs on a thread and changes nothing; a batch is read only if its checksum is right. Must not
-know who asks.
+Rules: runs on a thread and changes nothing; a batch is returned only if its checksum is right. Must
+not know who asks.
 """
 
 from typing import Final
@@ -15,28 +15,30 @@ from strandline.storage.log import Log
 from strandline.types import Offset
 
 RANGE_BYTES_MAX: Final = 32 << 20
-"""The most bytes of one answer; half of a frame's limit."""
+"""The most bytes of one answer: half of a frame's limit."""
 
 
 def split(
     found: list[tuple[BatchRef, Buffer]],
 ) -> tuple[tuple[BatchRef, ...], tuple[Buffer, ...]]:
-    """Return references and batches separately, as events need them."""
+    """Return the references and the batches separately, as events need them."""
     return tuple(ref for ref, _ in found), tuple(batch for _, batch in found)
 
 
 def read_batches(
     log: Log, offset: Offset, bytes_max: int, *, below: Offset
 ) -> list[tuple[BatchRef, Buffer]]:
-    """Return whole, verified batches of a log from ``offset`` on that begin below an offset.
+    """Return whole, verified batches of a log from ``offset`` on that begin below ``below``.
 
-    Compaction may have replaced several batches by one placeholder. A replica that ends at, or has
-    lost, one of those asks from inside the placeholder, and gets one that starts there. A replica
-    whose log starts inside a batch, since earlier records were deleted, gets the remaining records.
+    Compaction may have replaced several batches by one placeholder. A replica that ends at one of
+    these batches, or has lost it, asks for an offset inside the placeholder, and gets a placeholder
+    that begins there. A replica whose log starts inside a batch, since the records before were
+    deleted, gets the remaining records of the batch.
 
     Raises:
-        CorruptBatchError: corruption, or records are missing: logs with several copies are dense.
-        OffsetOutOfRangeError, UnavailableError: the log does not hold or cannot read it.
+        CorruptBatchError: a batch is corrupt, or missing: logs with several replicas are dense.
+        OffsetOutOfRangeError, UnavailableError: the log does not have the offset, or cannot be
+            read.
         EncryptionKeyError, DecryptionError: a batch that has to be split cannot be decrypted.
     """
     found: list[tuple[BatchRef, Buffer]] = []
@@ -58,7 +60,7 @@ def _with_ref(batch: Buffer) -> tuple[BatchRef, Buffer]:
 
 
 def _tail(log: Log, batch: Buffer, first: Offset) -> Buffer:
-    """Return the part of a batch from an offset on."""
+    """Return the part of a batch from the offset ``first`` on."""
     header = header_of(batch)
     [rows] = decode_batches(log.opened(batch))
     rows = rows.filter(pc.greater_equal(rows.column("offset"), first))
@@ -70,10 +72,10 @@ def _tail(log: Log, batch: Buffer, first: Offset) -> Buffer:
 
 
 def read_range(log: Log, first: Offset, after: Offset) -> list[tuple[BatchRef, Buffer]]:
-    """Return all batches with records of a range; raises as ``read_batches``.
+    """Return all batches with records of a range; raises as ``read_batches`` does.
 
     Raises:
-        InvalidRequestError: there are too many for one answer.
+        InvalidRequestError: the batches are too large for one answer.
     """
     found: list[tuple[BatchRef, Buffer]] = []
     size = 0

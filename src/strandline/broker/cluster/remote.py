@@ -1,4 +1,4 @@
-"""Partitions of other brokers: known here by name, so that clients are redirected."""
+"""Partitions without a replica on this broker: known by name, so that clients are redirected."""
 
 from pathlib import Path
 from typing import NoReturn
@@ -13,7 +13,7 @@ from strandline.types import LeaderEpoch, LogId, Offset, PartitionName, Timestam
 
 
 class NoLog(Log):
-    """The log of a partition that is not here: empty, and without a file."""
+    """The log of a partition without a replica here: empty, and without files."""
 
     def __init__(self) -> None:
         self.directory = Path()
@@ -59,8 +59,8 @@ class RemotePartition(Partition):
         self.describe(NotLeaderError(f"{name} is kept by other brokers"))
 
     def describe(self, error: StrandlineError) -> None:
-        """Set the error that names its leader, or the reason why there is none."""
-        self.remote_error = self._away = error
+        """Set the error that names the leader, or the reason why there is none."""
+        self.remote_error = self._redirect = error
         self.set_write_error(error)
 
     def read(
@@ -75,7 +75,7 @@ class RemotePartition(Partition):
         Raises:
             NotLeaderError: always.
         """
-        raise self._away
+        raise self._redirect
 
     def offset_for_timestamp(self, timestamp_ns: TimestampNs) -> NoReturn:  # noqa: ARG002  nothing to look in
         """Redirect the reader.
@@ -83,4 +83,4 @@ class RemotePartition(Partition):
         Raises:
             NotLeaderError: always.
         """
-        raise self._away
+        raise self._redirect

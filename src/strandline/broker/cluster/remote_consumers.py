@@ -1,7 +1,7 @@
-"""The state of NATS consumers at the broker of a cluster that coordinates groups.
+"""The state of NATS consumers in a cluster: stored at the broker that coordinates groups.
 
-Rules: a request is sent once. Its answer, or the loss of the link, ends it; then the outcome is
-unknown.
+Rules: a request is sent once; its answer ends it. If the link is lost before the answer, the
+outcome is unknown.
 """
 
 import asyncio
@@ -26,12 +26,12 @@ TIMEOUT_S: Final = 10.0
 
 
 class ClusterConsumerStore(ConsumerStore):
-    """The states of NATS consumers, here or at the broker that coordinates groups.
+    """The states of NATS consumers, at this broker's group coordinator or at another's.
 
     Args:
-        groups: this broker's coordinator.
+        groups: this broker's group coordinator.
         rpc: requests to and from other brokers.
-        leader: returns the coordinating broker; None: there is none.
+        leader: returns the broker that coordinates groups, or None.
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class ClusterConsumerStore(ConsumerStore):
         self._serving: set[asyncio.Task[None]] = set()
 
     async def _do(self, order: ConsumerOrder) -> dict[str, str]:
-        """Execute a request where groups are coordinated.
+        """Execute a request at the group coordinator.
 
         Raises:
-            NotLeaderError: no coordinator can be reached: nothing was done.
-            StrandlineError: as the coordinator raises it; the outcome may be unknown.
+            NotLeaderError: no coordinator can be reached; nothing was done.
+            StrandlineError: the coordinator's error; the outcome may be unknown.
         """
         with contextlib.suppress(NotLeaderError):
             return await self.carry_out(order)
@@ -81,7 +81,7 @@ class ClusterConsumerStore(ConsumerStore):
         return found.consumers
 
     def serve(self, sender: BrokerId, request: ConsumerRequest) -> None:
-        """Execute a request of another broker, and answer."""
+        """Execute a request of another broker, and send the answer."""
         task = asyncio.create_task(self._serve(sender, request), name="remote-consumer")
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
@@ -110,6 +110,6 @@ class ClusterConsumerStore(ConsumerStore):
 
 
 def _error(answer: ConsumerResponse) -> StrandlineError:
-    """Return the error of an answer; an unknown code counts as unavailable."""
+    """Return the error in an answer; a code unknown here counts as unavailable."""
     found = next((each for each in all_error_classes() if each.code == answer.code), None)
     return (found or UnavailableError)(answer.message)

@@ -1,10 +1,10 @@
-"""The driver of one replica: executes its effects on the log, the group committer and links.
+"""The driver of one replica: executes its effects on the log, the group committer and the links.
 
 Rules:
 - replicated batches go through the group committer. A truncation or restart of the log waits for
-  the batches before it and runs on a thread; later batches wait for it, and a new assignment waits
-  for all of them, so that a role begins with the log that the replica expects;
-- a sync counts only for the part of the log that is not about to be truncated, and for nothing
+  the batches before it and runs on a thread; later batches wait for it. A new assignment waits for
+  all of them, so that a role begins with the log that the replica expects;
+- a sync counts only for the part of the log that is not about to be truncated, and not at all
   before a reset.
 
 ``replica_publishers`` handles publishers, ``range_server`` the reads of other brokers.
@@ -40,7 +40,7 @@ class ReplicaHost(range_server.RangeServerHost, replica_publishers.ReplicaPublis
     """The parts of a broker that a replica needs."""
 
     def now_ms(self) -> int:
-        """The time."""
+        """The time in ms, monotonic."""
         ...
 
     def send(self, log_id: LogId, effect: fx.Send) -> None:
@@ -48,7 +48,7 @@ class ReplicaHost(range_server.RangeServerHost, replica_publishers.ReplicaPublis
         ...
 
     def touched(self, driver: "ReplicaDriver") -> None:
-        """Schedule a flush or timer: the replica may have messages to send or a new deadline."""
+        """Schedule a flush and a check of the deadline: the replica has changed."""
         ...
 
     def propose_isr(self, driver: "ReplicaDriver", proposal: fx.ProposeIsr) -> None:
@@ -61,7 +61,7 @@ class ReplicaDriver:
 
     Args:
         partition: the replicated partition.
-        replica: its state machine, created from the present log.
+        replica: the partition's state machine, created from the current log.
         host: the broker.
     """
 
@@ -78,10 +78,10 @@ class ReplicaDriver:
         self._truncation: _Truncation | None = None
         """The truncation in progress on a thread."""
         self._synced_meanwhile = Offset(0)
-        """The offset synced while truncations were pending."""
+        """The end of the batches that were synced while truncations were pending."""
         self._dropped: StrandlineError | None = None
         self.may_hand_over = False
-        """Whether all accepted records are committed, after ``Resign``."""
+        """Whether all accepted records are committed after ``Resign``."""
         self.publishers = replica_publishers.ReplicaPublishers(partition, replica, host)
         self._range_server = range_server.RangeServer(partition, replica.log, host, step=self.step)
         partition.attach_replica(self, replica.log.high_watermark)
@@ -89,16 +89,16 @@ class ReplicaDriver:
 
     @property
     def log_id(self) -> LogId:
-        """Of the log it keeps."""
+        """The id of the replica's log."""
         return self.partition.log_id
 
     @property
     def log(self) -> Log:
-        """The log it keeps."""
+        """The replica's log."""
         return self.partition.log
 
     def step(self, event: Event) -> None:
-        """Handle an event and execute its effects in order; events meanwhile come after it."""
+        """Handle an event and execute its effects in order; nested events are handled after it."""
         if self._dropped is not None:
             return
         self._events.append(event)
@@ -117,7 +117,7 @@ class ReplicaDriver:
             self._parked = event
             return
         if isinstance(event, ev.Received) and event.message.epoch > self.replica.epoch:
-            # Its sender knows of a new leader a moment before us, and repeats it from time to time.
+            # The sender knows of a new leader a moment before this broker, and repeats it seldom.
             self._early[event.sender] = event
         for effect in self.replica.step(event, self._host.now_ms()):
             self._carry_out(effect)
@@ -128,13 +128,13 @@ class ReplicaDriver:
             self._events.extend(early.values())
 
     def flush(self) -> None:
-        """Let the replica send what has gathered."""
+        """Let the replica send the messages that it has gathered."""
         if self._dropped is None and not self._is_stepping:
             for effect in self.replica.step(ev.Flush(), self._host.now_ms()):
                 self._carry_out(effect)
 
     def drop(self, error: StrandlineError) -> None:
-        """Handle no more events: storage failed, the partition moved away or the broker stops."""
+        """End the replica: storage failed, the partition moved away or the broker stops."""
         self._dropped = error
         self._range_server.is_over = True
         self.publishers.end(error)
@@ -162,7 +162,7 @@ class ReplicaDriver:
                     "replica of %s cannot continue here: %s", self.partition.name, effect.trouble
                 )
             case fx.RejectWrites() | fx.AskMetadata():
-                pass  # the reject reason is checked after each step; metadata arrives by itself
+                pass  # the reject reason is checked after each step; new metadata arrives by itself
             case fx.Repair():
                 self._range_server.repair(effect)
             case _:
@@ -171,7 +171,7 @@ class ReplicaDriver:
     # The log
 
     def _change(self, change: _Change) -> None:
-        """Change the log after the changes before."""
+        """Change the log, after all changes before."""
         is_truncation = not isinstance(change, fx.Append)
         if self._deferred or self._truncation is not None or (self._writes and is_truncation):
             self._deferred.append(change)
@@ -191,7 +191,7 @@ class ReplicaDriver:
         self._host.committer.catch_up.submit(write)
 
     def _begin_truncation(self, change: _Truncation) -> None:
-        """Truncate the log on a thread: large files and directory syncs take long."""
+        """Start a truncation on a thread: large files and directory syncs take long."""
         log, partition = self.log, self.partition
         if isinstance(change, fx.ResetTo) and change.offset < log.log_start_offset:
             logger.error("%s cannot be truncated to %d", partition.name, change.offset)
@@ -206,8 +206,8 @@ class ReplicaDriver:
                 ends.append(_reset(log, change.offset, synced_sequence))
                 return
             end = log.truncate_to(change.offset, synced_sequence=synced_sequence)
-            # An unclean election may truncate committed records for which compaction has removed
-            # older ones here. Only the leader has those, so a compacted replica starts again.
+            # An unclean election may truncate committed records that compaction has used to remove
+            # older ones here. Only the leader has those, so a compacted replica starts over.
             if is_compacted and (is_loss or end < change.offset):
                 start = log.log_start_offset
                 end = log.truncate_to(start, synced_sequence=synced_sequence)
@@ -220,14 +220,14 @@ class ReplicaDriver:
     def _truncated(
         self, change: _Truncation, ends: list[Offset], error: StrandlineError | None
     ) -> None:
-        """Continue after a truncation; if it failed, storage is reopened."""
+        """Continue after a truncation; if it failed, have the storage reopened."""
         self._truncation = None
         if self._dropped is not None:
             return
         if error is not None:
             if isinstance(error, (DiskFullError, LogPoisonedError)):
                 self._host.committer.poison(LogPoisonedError(error.message))
-            return  # else the broker is stopping
+            return  # other errors mean that the broker is stopping
         [end] = ends
         if isinstance(change, fx.ResetTo):
             self._synced_meanwhile = Offset(0)
@@ -238,7 +238,7 @@ class ReplicaDriver:
                 "leaders change at batches"
             )
             self._synced_meanwhile = min(self._synced_meanwhile, end)
-            # The high watermark may have risen meanwhile without being exposed.
+            # The high watermark may have risen during the truncation without being exposed.
             known = max(self.partition.high_watermark, self.replica.log.high_watermark)
             self.partition.move(min(known, end))
             if end < change.offset:
@@ -250,7 +250,7 @@ class ReplicaDriver:
 
     @property
     def _is_truncating(self) -> bool:
-        """Whether truncations are pending, so the log is longer than the replica's state."""
+        """Whether truncations are pending; the log is then longer than the replica's state."""
         return self._truncation is not None or any(
             not isinstance(c, fx.Append) for c in self._deferred
         )
@@ -262,7 +262,7 @@ class ReplicaDriver:
         self._written(end, error)
 
     def _written(self, end: Offset, error: StrandlineError | None) -> None:
-        """Handle the result of a write of replicated batches without the journal."""
+        """Handle the result of a write of replicated batches."""
         self._writes -= 1
         if self._dropped is not None:
             return
@@ -286,7 +286,7 @@ class ReplicaDriver:
             self.step(ev.Synced(end))
 
     def _undone(self, error: StrandlineError) -> None:
-        """Take back batches that the full disk rejected, and changes that follow, up to a reset."""
+        """Report batches that could not be written as undone, up to the next truncation."""
         logger.warning("%s could not be replicated, will retry: %s", self.partition.name, error)
         if isinstance(error, DiskFullError):
             self._host.telemetry.count_full_disk()
@@ -309,35 +309,35 @@ class ReplicaDriver:
     # Corruption
 
     def corruption_found(self, first_offset: Offset, next_offset: Offset) -> None:
-        """Request a copy of corrupt batches from another replica."""
+        """Have corrupt batches replaced by those of another replica."""
         self.step(ev.CorruptionFound(first_offset, next_offset))
 
     def _expose(self, offset: Offset) -> None:
-        """Expose committed records below ``offset``."""
+        """Expose the committed records below ``offset``."""
         if not self._is_truncating and offset <= self.log.log_end_offset:
-            self.publishers.expose(offset)  # else a truncation exposes them
+            self.publishers.expose(offset)  # otherwise exposed by the end of the truncation
 
     # Group commit
 
     def journaled(self, chunk: Chunk, batch: bytearray) -> None:
-        """Pass a journaled batch to followers, while our own sync runs."""
+        """Pass a journaled batch to followers, while this broker's sync runs."""
         header = header_of(batch)
         self.publishers.journaled(chunk, header.next_offset)
         ref = BatchRef(header.base_offset, header.next_offset, header.leader_epoch, len(batch))
         self.step(ev.Appended((ref,), (batch,)))
 
     def synced(self, chunk: Chunk, next_offset: Offset) -> None:
-        """Note that a batch is synced here."""
+        """Note that a batch is synced on this broker."""
         self.publishers.synced(chunk, next_offset)
         self._notify_synced(next_offset)
 
     def log_start_moved(self) -> None:
-        """Note that retention has removed records."""
+        """Note that retention has deleted records."""
         self.step(ev.LogStartMoved(self.log.log_start_offset))
 
     @property
     def is_gathering(self) -> bool:
-        """Whether new records should be gathered instead of sent at once."""
+        """Whether new records should be gathered instead of being sent at once."""
         return self.publishers.is_gathering
 
     @property
@@ -347,7 +347,7 @@ class ReplicaDriver:
 
 
 def _reset(log: Log, offset: Offset, synced_sequence: int) -> Offset:
-    """Empty a log and continue at ``offset``; durable on return."""
+    """Empty a log and continue it at ``offset``; durable on return."""
     if log.truncate_to(offset, synced_sequence=synced_sequence) < offset:
         log.restart_at(offset)
     else:

@@ -1,9 +1,9 @@
-"""Publishers that wait for a replicated partition: each gets one answer.
+"""The publishers that wait for a replicated partition: each gets one answer.
 
-Rules: a publisher is answered when its record has the safety it asked for. If this broker stops
-leading, or too few replicas are left, the answer is an error: the outcome is unknown. Records are
-rejected while the replica rejects them, and while the broker is isolated from all that could commit
-them. Must not know how a log is replicated.
+Rules: a publisher is acknowledged when its record is as safe as it asked for. If this broker stops
+leading, or too few replicas are left, the answer is an error that says that the outcome is unknown.
+Records are rejected while the replica rejects them, and while this broker is cut off from all
+brokers that could commit them. Must not know how a log is replicated.
 """
 
 from collections import deque
@@ -24,7 +24,7 @@ from strandline.telemetry import Telemetry
 from strandline.types import LeaderEpoch, Offset
 
 CHUNKS_UNDER_WAY = 2
-"""One is being synced while the other is being sent; with more, each group commit is smaller."""
+"""One batch is synced while another is sent; with more, each group commit is smaller."""
 UNKNOWN = "retry with the same Nats-Msg-Id: whether the record is kept is not known"
 
 
@@ -38,11 +38,11 @@ class ReplicaPublisherHost(Protocol):
         ...
 
     def answer(self, partition: Partition, waiting: list[Waiting]) -> None:
-        """Acknowledge records that are as safe as asked."""
+        """Acknowledge records that are as safe as their publishers asked for."""
         ...
 
     def committed(self, partition: Partition) -> None:
-        """Note that more records are committed."""
+        """Handle that more records of the partition are committed."""
         ...
 
     def not_leader(self, partition: Partition) -> NotLeaderError:
@@ -69,7 +69,7 @@ class ReplicaPublishers:
         self._reject_reason: RejectReason | None = None
         self._is_cut_off = False
         self._ending: StrandlineError | None = None
-        """The error for waiting publishers once the replica was dropped; None: it was not."""
+        """The error for waiting publishers after the replica was dropped; before, None."""
 
     @property
     def has_waiting(self) -> bool:
@@ -78,21 +78,21 @@ class ReplicaPublishers:
 
     @property
     def is_gathering(self) -> bool:
-        """Whether batches are in flight to other replicas, and not for long."""
+        """Whether enough batches are in flight to other replicas, and not for too long."""
         journaled = self._journaled
         if len(journaled) < CHUNKS_UNDER_WAY:
             return False
         return self._host.precise_ms() - journaled[0][1] < GATHERING_MS_MAX
 
     def end(self, error: StrandlineError) -> None:
-        """Accept nothing more and fail all waiting publishers, because the replica is dropped."""
+        """Reject new records and all waiting publishers, because the replica is dropped."""
         self._ending = UnavailableError(f"{error.message}; {UNKNOWN}")
         self._partition.set_write_error(error)
         self._partition.reject_from((), error)
         self.give_up(self._ending)
 
     def journaled(self, chunk: Chunk, next_offset: Offset) -> None:
-        """Acknowledge records that only need the journal, after a batch was written."""
+        """Acknowledge records that need only the journal, after a batch was written to it."""
         is_early = self._partition.config.acks_in_force == "memory" and not chunk.is_transactional
         if is_early and chunk.waiting:
             self._host.answer(self._partition, chunk.waiting)
@@ -100,7 +100,7 @@ class ReplicaPublishers:
         self._journaled.append((next_offset, self._host.precise_ms()))
 
     def synced(self, chunk: Chunk, next_offset: Offset) -> None:
-        """Acknowledge records that only need this disk, after a batch was synced."""
+        """Acknowledge records that need only this disk, after a batch was synced."""
         if chunk.on_disk:
             self._host.answer(self._partition, chunk.on_disk)
             chunk.on_disk = []
@@ -109,7 +109,7 @@ class ReplicaPublishers:
             acks = self._partition.config.acks_in_force
             if acks != "replicated" and not chunk.is_transactional:
                 self._host.answer(self._partition, waiting)
-            elif self._ending is not None:  # dropped between the group commit's write and its sync
+            elif self._ending is not None:  # the replica was dropped while the batch was synced
                 _reject(waiting, self._ending)
             elif self._reject_reason in (None, RejectReason.RESIGNING):
                 self._uncommitted.append((next_offset, waiting))
@@ -117,7 +117,7 @@ class ReplicaPublishers:
                 _reject(waiting, self._unknown())
 
     def expose(self, offset: Offset) -> None:
-        """Acknowledge committed records below ``offset``."""
+        """Acknowledge the committed records below ``offset``, and move the high watermark there."""
         if offset <= self._partition.high_watermark:
             return
         self._partition.commit(offset)
@@ -128,7 +128,7 @@ class ReplicaPublishers:
             self._host.answer(self._partition, uncommitted.popleft()[1])
 
     def _measure(self, offset: Offset) -> None:
-        """Record how long the commit took."""
+        """Measure how long the commits below ``offset`` took."""
         journaled = self._journaled
         if journaled and journaled[0][0] <= offset:
             now_ms = self._host.precise_ms()
@@ -137,7 +137,7 @@ class ReplicaPublishers:
                 self._host.telemetry.commit_seconds.observe(seconds)
 
     def note_role(self) -> None:
-        """Note the role: a new leader numbers later batches by its epoch."""
+        """Take over the replica's role; a new leader numbers its batches by its epoch."""
         replica, partition = self._replica, self._partition
         if replica.leader is None:
             partition.follow()
@@ -151,7 +151,7 @@ class ReplicaPublishers:
                 partition.change_leader_epoch(replica.epoch)
 
     def update_reject_reason(self) -> None:
-        """Accept or reject records, as the replica does."""
+        """Accept or reject records as the replica does."""
         reason = self._replica.reject_reason
         if reason is None and self._is_cut_off:
             reason = RejectReason.CUT_OFF
@@ -169,17 +169,17 @@ class ReplicaPublishers:
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether records are rejected because no broker that could commit them is reached."""
+        """Whether records are rejected because no broker can be reached that could commit them."""
         return self._is_cut_off
 
     def cut_off(self, *, is_cut_off: bool) -> None:
-        """Set whether records are rejected because no quorum is reached that could commit them."""
+        """Set whether this broker is cut off from all brokers that could commit records."""
         self._is_cut_off = is_cut_off
         if self._ending is None:
             self.update_reject_reason()
 
     def write_error(self) -> StrandlineError:
-        """Return why records are rejected now; None if they are accepted."""
+        """Return the error that rejects records now; call it only while they are rejected."""
         name = self._partition.name
         if self._reject_reason is RejectReason.NOT_ENOUGH_REPLICAS:
             few = self._partition.config.min_isr
@@ -196,7 +196,7 @@ class ReplicaPublishers:
         return self._host.not_leader(self._partition)
 
     def describe_leader(self) -> None:
-        """Update the error after a metadata change: it may name another leader."""
+        """Update the error after a metadata change, which may name another leader."""
         if self._reject_reason is not None and self._ending is None:
             self._partition.set_write_error(self.write_error())
 
@@ -209,7 +209,7 @@ class ReplicaPublishers:
         return UnavailableError(f"the leader of {name} has changed; {UNKNOWN}")
 
     def give_up(self, error: StrandlineError) -> None:
-        """Fail all publishers that wait for a commit, whose outcome is unknown."""
+        """Reject all publishers that wait for a commit; the outcome of their records is unknown."""
         uncommitted, self._uncommitted = self._uncommitted, deque()
         for _, waiting in uncommitted:
             _reject(waiting, error)

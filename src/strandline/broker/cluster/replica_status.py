@@ -1,8 +1,8 @@
 """Log ends of the replicas that may lead next, requested before one of them is elected.
 
 Rules: answers improve the choice but are not required. A broker that does not answer within
-``ASK_S`` counts as not asked, and no election waits longer. Only the controller asks, and only when
-a leader was lost, so a healthy cluster sends nothing.
+``ASK_S`` is treated as if it had not been asked, so no election waits longer. Only the controller
+asks, and only when a leader was lost: in a healthy cluster nothing is sent.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ class ReplicaStatusQuery:
         self._rpc = rpc
 
     async def ask(self, wanted: Mapping[BrokerId, tuple[LogId, ...]]) -> LogEnds:
-        """Return the log ends that brokers report in time."""
+        """Return the log ends that the asked brokers report in time."""
         found: dict[LogId, dict[BrokerId, LogEnd]] = defaultdict(dict)
         asked = {}
         for broker, log_ids in wanted.items():
@@ -55,7 +55,7 @@ class ReplicaStatusQuery:
         return self._rpc.ask(broker, lambda n: LogEndsRequest(n, log_ids), LogEndsResponse)
 
     def _ends(self, log_ids: tuple[LogId, ...]) -> LocalLogEnds:
-        """Return the last epoch and the log end offset of replicas here."""
+        """Return the last epoch and the log end offset of this broker's replicas."""
         drivers = self._replicas.drivers
         logs = [(each, drivers[each].replica.log) for each in log_ids if each in drivers]
         return tuple((log_id, (log.last_epoch, log.log_end_offset)) for log_id, log in logs)

@@ -1,8 +1,8 @@
-"""The replicas of this broker: created from the image, and driven by frames, commits and time.
+"""The replicas of this broker: created from the image; driven by frames, commits and time.
 
 Rules: an idle partition costs nothing: only replicas that were touched are flushed, and only those
 with a deadline are checked as time passes. Assignments are passed on only from an image that has
-this start's own registration (``replication.events.Assigned``).
+the registration of this start (``replication.events.Assigned``).
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from strandline.types import BrokerId, LogId, Offset
 
 TIMER_S = 0.05
 WATERMARK_DELAY_S = 0.005
-"""How long the high watermark waits for a batch to carry it: alone it wakes every follower."""
+"""How long the high watermark waits for a batch to carry it; alone it wakes every follower."""
 
 
 class Incarnation(NamedTuple):
@@ -46,8 +46,8 @@ class Incarnation(NamedTuple):
 
     Attributes:
         me: this broker.
-        incarnation: as registered.
-        session: larger than any of an earlier run.
+        incarnation: the incarnation that is registered.
+        session: larger than any session of an earlier run.
     """
 
     me: BrokerId
@@ -59,13 +59,13 @@ class Replicas:
     """All replicas of this broker.
 
     Args:
-        links: to the other brokers.
+        links: the links to the other brokers.
         committer: writes replicated batches.
-        clock: for their timeouts.
+        clock: measures the replicas' timeouts.
         telemetry: counters.
         session: proposes ISR changes.
         limits: the replicas' timeouts.
-        move_rate: the limit for replicas that a move adds; None: unlimited.
+        move_rate: limits the copying to replicas that a move adds; None: unlimited.
         trace: the trace of the replicas' events; None: none is written.
     """
 
@@ -91,8 +91,8 @@ class Replicas:
         self._limits = limits or ReplicationLimits()
         self._move_rate = move_rate
         self._has_controller = True
-        self._life: Incarnation | None = None
-        self._given: dict[LogId, PartitionImage] = {}
+        self._incarnation: Incarnation | None = None
+        self._assigned: dict[LogId, PartitionImage] = {}
         self._touched: set[ReplicaDriver] = set()
         self._timed: set[ReplicaDriver] = set()
         self._awaiting_flush: set[ReplicaDriver] = set()
@@ -106,26 +106,26 @@ class Replicas:
 
     # Creation and assignment
 
-    def begin(self, life: Incarnation) -> None:
+    def begin(self, incarnation: Incarnation) -> None:
         """Create replicas for this incarnation from now on."""
         assert not self.drivers, "replicas of an earlier incarnation were dropped"
-        self._life = life
-        self.isrs.me = BrokerRun(life.me, life.incarnation)
+        self._incarnation = incarnation
+        self.isrs.me = BrokerRun(incarnation.me, incarnation.incarnation)
 
     def drop_all(self, error: StrandlineError) -> None:
         """End every replica: storage failed or the broker stops."""
         drivers, self.drivers = self.drivers, {}
-        self._given.clear()
+        self._assigned.clear()
         for driver in drivers.values():
             driver.drop(error)
 
     def add(self, partition: Partition, high_watermark: Offset) -> None:
-        """Create a partition's replica from its present log.
+        """Create a partition's replica from its current log.
 
         Raises:
             UnavailableError: the log cannot be read.
         """
-        assert self._life is not None, "begun before"
+        assert self._incarnation is not None, "begun before"
         log = partition.log
         state = LogState(
             log.log_start_offset,
@@ -133,7 +133,7 @@ class Replicas:
             high_watermark=high_watermark,
             epochs=leader_epochs(log),
         )
-        me, incarnation, session = self._life
+        me, incarnation, session = self._incarnation
         kind: Callable[..., Replica] = Replica
         if self._trace is not None:
             kind = partial(TracedReplica, name=str(partition.name), trace=self._trace)
@@ -142,20 +142,20 @@ class Replicas:
 
     def drop(self, log_id: LogId, error: StrandlineError) -> None:
         """Drop the replica of a partition that was deleted or moved away."""
-        self._given.pop(log_id, None)
+        self._assigned.pop(log_id, None)
         driver = self.drivers.pop(log_id, None)
         if driver is not None:
             driver.drop(error)
 
     def assign(self, image: MetadataImage, names: Iterable[str]) -> None:
-        """Pass the image's assignments to replicas that do not have them yet."""
+        """Pass the image's assignments to the replicas that do not have them yet."""
         self.image = image
         for name, partition in image.partitions(names):
             driver = self.drivers.get(partition.log_id)
-            known = self._given.get(partition.log_id)
+            known = self._assigned.get(partition.log_id)
             if driver is None or known is partition:
                 continue
-            self._given[partition.log_id] = partition
+            self._assigned[partition.log_id] = partition
             if known is not None:
                 self._count_isr(known, partition)
             is_older = max(driver.replica.log.last_epoch, 0) < partition.unclean_epoch
@@ -163,19 +163,19 @@ class Replicas:
             driver.publishers.describe_leader()
 
     def _count_isr(self, before: PartitionImage, after: PartitionImage) -> None:
-        """Count brokers that joined and left ISRs, each on the leader."""
+        """Count brokers that joined or left an ISR; only the leader counts."""
         if after.leader is not None and after.leader == self.me:
             self.telemetry.isr_shrinks += len(set(before.isr) - set(after.isr))
             self.telemetry.isr_expands += len(set(after.isr) - set(before.isr))
 
-    def given(self, log_id: LogId) -> PartitionImage | None:
-        """Return the metadata of a log's last assignment."""
-        return self._given.get(log_id)
+    def assigned(self, log_id: LogId) -> PartitionImage | None:
+        """Return the metadata that a log's replica was last assigned."""
+        return self._assigned.get(log_id)
 
     @property
     def me(self) -> BrokerId | None:
-        """This broker, while its replicas exist."""
-        return self._life.me if self._life is not None else None
+        """The id of this broker while it has replicas, else None."""
+        return self._incarnation.me if self._incarnation is not None else None
 
     @property
     def has_waiting(self) -> bool:
@@ -183,51 +183,51 @@ class Replicas:
         return any(driver.publishers.has_waiting for driver in self.drivers.values())
 
     def resign(self) -> None:
-        """Accept no more records where this broker leads."""
+        """Let all leaders on this broker reject new records, before a handover."""
         for driver in self.drivers.values():
             driver.step(ev.Resign())
 
     @property
     def leads(self) -> bool:
-        """Whether any replica here leads."""
+        """Whether this broker leads any partition."""
         return any(driver.replica.leader is not None for driver in self.drivers.values())
 
     @property
     def may_hand_over(self) -> bool:
-        """Whether all records accepted by resigning leaders are committed."""
+        """Whether all records that resigning leaders have accepted are committed."""
         leading = (d for d in self.drivers.values() if d.replica.leader is not None)
         return all(driver.may_hand_over for driver in leading)
 
     def note_cut_off(self, *, has_controller: bool) -> None:
-        """Reject records that cannot be committed while other brokers are not reached.
+        """Reject records that cannot be committed while other brokers cannot be reached.
 
-        A leader that does not reach all of the ISR needs metadata to shrink it. Without either,
-        publishers would wait in vain.
+        A leader that cannot reach all of the ISR needs the metadata to shrink the ISR. Without a
+        controller either, publishers would wait in vain.
         """
         if has_controller and self._has_controller:
-            return  # the usual case: nothing to check
+            return  # the usual case: nothing has changed
         self._has_controller = has_controller
         for driver in self.drivers.values():
-            given = self._given.get(driver.log_id)
-            if given is None or driver.replica.leader is None:
+            assigned = self._assigned.get(driver.log_id)
+            if assigned is None or driver.replica.leader is None:
                 driver.publishers.cut_off(is_cut_off=False)
                 continue
-            others = [broker for broker in given.isr if broker != driver.replica.me]
+            others = [broker for broker in assigned.isr if broker != driver.replica.me]
             reaches_all = all(map(self._links.is_up, others))
             is_cut_off = not (has_controller or reaches_all)
             driver.publishers.cut_off(is_cut_off=is_cut_off)
 
-    def has_way(self, log_id: LogId) -> bool:
-        """Whether records can be committed; without a controller nobody else may lead."""
-        driver, given = self.drivers[log_id], self._given.get(log_id)
-        if self._has_controller or given is None:
+    def can_commit(self, log_id: LogId) -> bool:
+        """Whether records of a partition can be committed now, as far as this broker knows."""
+        driver, assigned = self.drivers[log_id], self._assigned.get(log_id)
+        if self._has_controller or assigned is None:
             return True
         if driver.replica.leader is not None:
             return not driver.publishers.is_cut_off
-        return given.leader is not None and self._links.is_up(given.leader)
+        return assigned.leader is not None and self._links.is_up(assigned.leader)
 
     def high_watermarks(self) -> Mapping[LogId, Offset]:
-        """Return the high watermarks that are known here."""
+        """Return the high watermarks known to this broker."""
         return {log_id: d.partition.high_watermark for log_id, d in self.drivers.items()}
 
     # Frames and links
@@ -244,19 +244,19 @@ class Replicas:
             driver.step(event)
 
     def peer_connected(self, broker: BrokerId) -> None:
-        """Notify replicas that a broker is connected."""
+        """Notify the replicas that the link to a broker is up."""
         for driver in list(self.drivers.values()):
             driver.step(ev.PeerConnected(broker))
 
     def peer_disconnected(self, broker: BrokerId) -> None:
-        """Notify all replicas that frames to and from a broker may be lost."""
+        """Notify all replicas that the link to a broker is down, so that frames may be lost."""
         for driver in list(self.drivers.values()):
             driver.step(ev.PeerDisconnected(broker))
 
     # Called by replicas
 
     def now_ms(self) -> int:
-        """The time."""
+        """The time in ms, monotonic."""
         return int(self._clock.monotonic_ms())
 
     def precise_ms(self) -> float:
@@ -264,13 +264,13 @@ class Replicas:
         return self._clock.monotonic_ms()
 
     def send(self, log_id: LogId, effect: Send) -> None:
-        """Send a message; it may be lost with the link, and then the replica is notified."""
+        """Send a message; it may be lost with the link, of which the replica is notified."""
         header = encode_replication(log_id, effect.message)
         if self._links.send(effect.to, REPLICATION, header, attachments=effect.buffers):
             self._has_sent = True
 
     def touched(self, driver: ReplicaDriver) -> None:
-        """Flush the replica at the latest in the next iteration of the loop."""
+        """Flush the replica in the next round of the loop, or before."""
         self._touched.add(driver)
         self._timed.add(driver)
         if not self._is_scheduled:
@@ -282,7 +282,7 @@ class Replicas:
         self.flush()
 
     def flush(self) -> bool:
-        """Let touched replicas send; return whether frames leave when the loop comes round."""
+        """Let touched replicas send; return whether frames leave in the loop's next round."""
         while self._touched:
             touched, self._touched = self._touched, set()
             for driver in touched:
@@ -296,7 +296,7 @@ class Replicas:
         return self._send_out()
 
     def _notify_high_watermarks(self) -> None:
-        """Send the high watermark alone if no batch carried it meanwhile."""
+        """Send the high watermarks that no batch has carried meanwhile."""
         self._is_watermark_due = False
         awaiting, self._awaiting_flush = self._awaiting_flush, set()
         for driver in awaiting:
@@ -310,11 +310,11 @@ class Replicas:
         return has_sent
 
     def answer(self, partition: Partition, waiting: list[Waiting]) -> None:
-        """Tell publishers, and let the front ends send it."""
+        """Queue acks for publishers; the front ends send them."""
         self._send_queue.acknowledge(partition.name, waiting)
 
     def committed(self, partition: Partition) -> None:
-        """Send the partition's gathered records, since earlier ones are committed."""
+        """Let the partition's gathered records go, since earlier ones are committed."""
         self.committer.append_queue.go_on_with(partition)
 
     def propose_isr(self, driver: ReplicaDriver, proposal: ProposeIsr) -> None:
@@ -322,7 +322,7 @@ class Replicas:
         self.isrs.propose(driver, proposal)
 
     def in_thread(self, work: Callable[[], None], done: Callable[[], None]) -> None:
-        """Read files on a thread."""
+        """Run a function that reads files on a thread, then ``done`` on the loop."""
 
         def read(future: asyncio.Future[None]) -> None:
             if not future.cancelled():
@@ -332,20 +332,22 @@ class Replicas:
         self._loop.run_in_executor(None, work).add_done_callback(read)
 
     def move_rate(self, log_id: LogId, follower: BrokerId) -> ReplicationThrottle | None:
-        """Return the throttle of replicas that are being added and were never in sync."""
-        given = self._given.get(log_id)
-        is_new = given is not None and follower in given.adding and follower not in given.isr
+        """Return the throttle for a follower that a move adds and that was never in sync."""
+        assigned = self._assigned.get(log_id)
+        is_new = (
+            assigned is not None and follower in assigned.adding and follower not in assigned.isr
+        )
         return self._move_rate if is_new else None
 
     def not_leader(self, partition: Partition) -> NotLeaderError:
         """Return the error that names the leader and its address."""
-        given = self._given.get(partition.log_id)
-        return not_leader(self.image, partition.name, given)
+        assigned = self._assigned.get(partition.log_id)
+        return not_leader(self.image, partition.name, assigned)
 
     # Time
 
     async def run_timers(self) -> None:
-        """Step replicas whose deadline has passed, until cancelled."""
+        """Step the replicas whose deadline has passed, until cancelled."""
         while True:
             await asyncio.sleep(TIMER_S)
             now_ms = self.now_ms()

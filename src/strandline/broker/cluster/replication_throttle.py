@@ -1,8 +1,8 @@
 """A throttle for copying records to replicas that are being added.
 
-Rules: reads for all such replicas share one rate; each waits until the earlier ones have used their
-time. Existing replicas are not throttled, since they may lead next; ``ReplicationLimits`` gives
-publishers priority over them. Runs on the loop.
+Rules: reads for all such replicas share one rate; each read waits until the earlier ones have used
+up their time. Existing replicas are not throttled, since they may lead next; ``ReplicationLimits``
+gives publishers priority over them. Runs on the loop.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ class ReplicationThrottle:
     """Limits the rate at which this broker's leaders send to replicas added by a move.
 
     Args:
-        bytes_per_s: above 0.
+        bytes_per_s: the rate, above 0.
     """
 
     def __init__(self, bytes_per_s: int) -> None:
@@ -26,10 +26,10 @@ class ReplicationThrottle:
         self._free_at_s = 0.0
         self._waiting: dict[Hashable, asyncio.TimerHandle] = {}
         self.slice_bytes = max(SLICE_BYTES_MIN, bytes_per_s // SLICES_PER_S)
-        """The most bytes to read at once."""
+        """The most bytes of one read."""
 
     def ask(self, reader: Hashable, read: Callable[[], None]) -> None:
-        """Read as soon as the rate allows; a reader that already waits is not queued twice."""
+        """Read as soon as the rate allows; a reader that waits already is not queued again."""
         waiting = self._waiting.pop(reader, None)
         if waiting is not None:
             waiting.cancel()

@@ -1,8 +1,8 @@
-"""Proposals to the metadata from any broker, sent to the quorum's leader.
+"""Proposals of commands to the metadata from any broker, sent to the quorum's leader.
 
-Rules: a command is proposed until it is decided or the deadline has passed. It may be proposed
-twice if an answer was lost. A command that must be applied at most once goes through a ``Session``,
-which numbers its commands. Registrations and other idempotent commands need none.
+Rules: a command is proposed until it is decided or the deadline has passed. If an answer was lost,
+it may be proposed twice. A command that must be applied at most once goes through a ``Session``,
+which numbers its commands. Registrations and other idempotent commands do not need that.
 """
 
 import asyncio
@@ -34,18 +34,18 @@ RETRY_S = 0.05
 ATTEMPT_S = 5.0
 """A command without an answer for this long is proposed again."""
 LEADERLESS_S = 8.0
-"""So long nobody to propose it to is no election any more. Clients wait for an answer for 10 s, and
-would not learn why there is none, nor that nothing was done. Counted for all proposals together:
-those that wait for one another would wait in vain one after the other."""
-IN_VAIN_S = 0.05
-"""So long takes even an answer that is known beforehand: who asks again and again, as registrations
-and leaders do, would else keep the loop from ever hearing of a controller."""
+"""If no leader was found for this long, it is no mere election, and proposals fail. Clients wait 10
+s for an answer; without one they would not learn the reason, nor that nothing was changed. Counted
+for all proposals together, since those that wait for one another would each wait so long."""
+FAILURE_PAUSE_S = 0.05
+"""The pause before such a failure. Without it a caller that retries at once, as registrations and
+leaders do, would keep the loop too busy to notice a new controller."""
 PAUSE_S = 1.0
-"""After this long without a proposal it is unknown whether there was a leader meanwhile."""
+"""After so long without a proposal it is unknown whether there was a leader meanwhile."""
 
 
 class Requests:
-    """Proposals of this broker, and of others while this one leads.
+    """Proposals of this broker, and of other brokers while this one leads the quorum.
 
     Args:
         quorum: this broker's member.
@@ -56,14 +56,14 @@ class Requests:
         self._quorum = quorum
         self._rpc = rpc
         self._serving: set[asyncio.Task[None]] = set()
-        self._leaderless_since_s = self._in_vain_s = -math.inf
+        self._leaderless_since_s = self._leaderless_at_s = -math.inf
 
     async def propose(self, entry: Entry, *, timeout_s: float) -> CommandOutcome:
-        """Propose an entry, retrying until the deadline, and return its outcome, applied here.
+        """Propose an entry, with retries until the deadline; return its outcome, applied here.
 
         Raises:
             RequestTimeoutError: not decided in time; it may be applied later.
-            UnavailableError: no leader was found; it is not applied.
+            UnavailableError: no leader was found; the entry will not be applied.
         """
         data = encode_entry(entry)
         loop = asyncio.get_running_loop()
@@ -79,16 +79,16 @@ class Requests:
                 if is_open and now_s >= began + LEADERLESS_S:
                     break
                 if not is_open and leaderless_s >= LEADERLESS_S:
-                    await asyncio.sleep(IN_VAIN_S)
+                    await asyncio.sleep(FAILURE_PAUSE_S)
                     raise UnavailableError(
                         f"nothing was changed: {reason}. Are most of the cluster's brokers up?"
                     ) from error
             except UnavailableError as error:
                 reason = error.message
                 is_open = True  # it may have been proposed
-                self._in_vain_s = -math.inf
+                self._leaderless_at_s = -math.inf
             else:
-                self._in_vain_s = -math.inf
+                self._leaderless_at_s = -math.inf
                 return outcome
             await asyncio.sleep(RETRY_S)
         raise RequestTimeoutError(
@@ -97,17 +97,17 @@ class Requests:
         )
 
     def _leaderless_s(self, now_s: float) -> float:
-        """Return for how long no leader was found."""
-        if now_s - self._in_vain_s > PAUSE_S:
+        """Return how long no leader was found."""
+        if now_s - self._leaderless_at_s > PAUSE_S:
             self._leaderless_since_s = now_s
-        self._in_vain_s = now_s
+        self._leaderless_at_s = now_s
         return now_s - self._leaderless_since_s
 
     async def _attempt(self, data: bytes, timeout_s: float) -> CommandOutcome:
-        """Propose once.
+        """Propose an entry once.
 
         Raises:
-            UnavailableError: not decided; only NotLeaderError means that nothing was done.
+            UnavailableError: it is undecided; only NotLeaderError means that it is not applied.
         """
         leader = self._quorum.leader
         if leader is None:
@@ -123,8 +123,8 @@ class Requests:
         try:
             async with asyncio.timeout(timeout_s):
                 decided = await answer
-                # The caller may look for the change at once.
-                # A rejected command changed nothing, and an outdated replica never applies it.
+                # The caller may look for the change at once. A rejected command changed nothing, so
+                # there is nothing to wait for.
                 if decided.outcome.is_applied:
                     await self._quorum.applied(decided.index)
                 return decided.outcome
@@ -134,7 +134,7 @@ class Requests:
     # Requests of other brokers
 
     def serve(self, sender: BrokerId, request: Propose) -> None:
-        """Propose a command for another broker, and answer."""
+        """Propose a command for another broker, and send the answer."""
         task = asyncio.create_task(self._serve(sender, request), name="forwarded-proposal")
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
@@ -171,7 +171,7 @@ class Session:
         self._sequence = 0
 
     async def propose(self, command: Command, *, timeout_s: float) -> CommandOutcome:
-        """Propose a command exactly once and return its outcome.
+        """Propose a command so that it is applied once at most, and return its outcome.
 
         Raises:
             RequestTimeoutError: not decided in time; it may be applied later, once.
@@ -181,7 +181,7 @@ class Session:
                 opened = await self._requests.propose(OpenSession(), timeout_s=timeout_s)
                 opened.raise_if_rejected()
                 self._client_id, self._sequence = opened.value, 0
-            # An abandoned command keeps its number, so that it is rejected if it arrives late.
+            # An abandoned command uses up its number, so that it is rejected if it arrives late.
             self._sequence += 1
             entry = Proposed(self._client_id, self._sequence, command)
             outcome = await self._requests.propose(entry, timeout_s=timeout_s)

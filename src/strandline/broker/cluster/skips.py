@@ -1,9 +1,9 @@
-"""Drops a partition's records and continues beyond their end, in a cluster: its leader proposes.
+"""Skips of a partition to an offset beyond its end, in a cluster, where its leader proposes them.
 
 Rules: the partition rejects records from before the proposal until its outcome is known. Otherwise
-a record acknowledged meanwhile might be beyond the offset and lost. So a proposal without an answer
-is repeated until there is one. If the partition changed meanwhile, such as its ISR, it is proposed
-again.
+a record acknowledged in between might be beyond the offset, and lost. So a proposal without an
+answer is repeated until there is one. If the partition has changed, such as its ISR, the skip is
+proposed again.
 """
 
 import asyncio
@@ -23,10 +23,10 @@ RETRY_S = 0.5
 
 
 class Skips:
-    """The partitions that are about to continue at a later offset.
+    """The partitions that are about to continue at an offset beyond their end.
 
     Args:
-        log_starts: knows the partitions led here.
+        log_starts: knows the partitions that this broker leads.
         operations: proposes to the metadata.
         settle: updates which partitions reject records.
     """
@@ -40,7 +40,7 @@ class Skips:
         self._under_way: set[LogId] = set()
 
     def block_writes(self, partitions: Callable[[], Iterable[Partition]]) -> None:
-        """Block writes of partitions that are about to skip."""
+        """Block the writes of partitions that are about to skip."""
         if not self._under_way:
             return
         for partition in partitions():
@@ -54,11 +54,11 @@ class Skips:
         """Continue the partition at an offset beyond its end; return once that is decided.
 
         Raises:
-            NotLeaderError: another broker leads it; the message names it.
+            NotLeaderError: another broker leads the partition; the message names it.
             OffsetOutOfRangeError: the offset is not beyond the end.
-            UnavailableError: such a request is in progress.
+            UnavailableError: another skip of the partition is in progress.
         """
-        self._log_starts.led(target)
+        self._log_starts.led_partition(target)
         if target.log_id in self._under_way:
             raise UnavailableError(f"the records of {target.name} are being dropped already")
         self._under_way.add(target.log_id)
@@ -73,13 +73,13 @@ class Skips:
             self._settle()
 
     async def _is_decided(self, target: Partition, offset: Offset) -> bool:
-        """Whether it is decided; if not, the partition has changed, or the answer was lost.
+        """Propose the skip; return whether it is decided. Otherwise propose it again.
 
         Raises:
-            NotLeaderError, OffsetOutOfRangeError: as ``skip``.
+            NotLeaderError, OffsetOutOfRangeError: as for ``skip``.
         """
-        command = SkipTo(self._log_starts.led(target), offset)
-        # Check again each time: another leader may have accepted records meanwhile.
+        command = SkipTo(self._log_starts.led_partition(target), offset)
+        # Check again in each attempt: another leader may have accepted records meanwhile.
         if offset <= target.log_end_offset:
             raise OffsetOutOfRangeError(
                 f"offset {offset} is not beyond the end of {target.name}, which is "

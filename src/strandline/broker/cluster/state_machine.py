@@ -1,4 +1,4 @@
-"""The metadata image as the state machine of the consensus group.
+"""The state machine of the consensus group: it holds the metadata image.
 
 Rules: deterministic for any entry: an unknown command is rejected like any other that does not
 apply. Must not know who is notified.
@@ -15,7 +15,7 @@ from strandline.errors import InvalidRecordError
 
 
 class MetadataMachine:
-    """The newest image that is applied here.
+    """The newest image that is applied on this broker.
 
     Args:
         on_change: called after each change; there may be many in a row.
@@ -42,10 +42,10 @@ class MetadataMachine:
         return encode_image(self.image)
 
     def restore(self, data: bytes) -> None:
-        """Replace the image by a snapshot's; without data by the empty one.
+        """Replace the image by the one of a snapshot; without data by the empty image.
 
         Raises:
-            InvalidRecordError: a later version wrote it.
+            InvalidRecordError: a later version wrote the snapshot.
         """
         self.image = decode_image(data) if data else MetadataImage()
         self._on_change()

@@ -1,9 +1,10 @@
 """Reports to the cluster whether this broker's disk accepts writes.
 
-Rules: a fault is a failed write (no space) or a poisoned storage. A single failed write is no fault
-if a probe succeeds, but repeated ones are. A disk counts as healthy again when for ``HEALTHY_S`` no
-write failed and probes succeeded, so that leaderships do not move back and forth. Without a fault
-this costs a comparison from time to time. Must not know who leads next: the controller decides.
+Rules: a fault is a failed write (no space) or a poisoned storage. A single failed write is ignored
+if a probe then succeeds; repeated ones are reported. A disk counts as healthy again after
+``HEALTHY_S`` without a failed write or probe, so that leaderships do not move back and forth.
+Without a fault this costs a comparison at intervals. Must not know who leads next: the controller
+decides.
 """
 
 import asyncio
@@ -21,9 +22,9 @@ logger = logging.getLogger(__name__)
 
 LOOK_S: Final = 0.5
 REPEATED_S: Final = 3.0
-"""Faults found by two checks within this time are reported."""
+"""Faults found by two checks within this time are reported without a probe."""
 HEALTHY_S: Final = 30.0
-"""How long a disk must have worked before its broker leads again."""
+"""How long a disk must work before its broker may lead again."""
 PROBE_S: Final = 3.0
 PROBE_BYTES: Final = 64 << 10
 PROBE_NAME: Final = "disk-probe"
@@ -33,12 +34,12 @@ class StorageWatch:
     """Watches one broker's disk.
 
     Args:
-        directory: the directory of the broker's data.
+        directory: the broker's data directory.
         disk: the file system.
         membership: the broker's membership.
         telemetry: records writes that failed for lack of space, and successful probes.
-        clock: the time.
-        free_bytes_min: once a write failed, less space than this counts as full.
+        clock: the source of time.
+        free_bytes_min: after a failed write, a disk with less space than this counts as full.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class StorageWatch:
             await self._report(is_impaired=True)
 
     def storage_failed(self) -> None:
-        """Note that a write or a sync failed: the storage has to be reopened."""
+        """Note that a write or a sync failed, so that the storage has to be reopened."""
         self._has_failed = True
 
     def _has_met_full_disk(self) -> bool:
@@ -91,11 +92,11 @@ class StorageWatch:
 
     async def _look_whether_it_works(self, now_ms: float) -> None:
         if self._fault_ms is None:
-            self._fault_ms = now_ms  # reported by an earlier run
+            self._fault_ms = now_ms  # an earlier run of the broker has reported the fault
         if now_ms - self._probed_ms >= PROBE_S * 1e3:
             self._probed_ms = now_ms
             if await self._probe():
-                self._telemetry.disk_full = 0  # an idle broker commits nothing
+                self._telemetry.disk_full = 0  # an idle broker has no commit that resets it
             else:
                 self._fault_ms = now_ms
         if self._seconds_since_fault(now_ms) >= HEALTHY_S:
@@ -105,7 +106,7 @@ class StorageWatch:
         return float("inf") if self._fault_ms is None else (now_ms - self._fault_ms) / 1e3
 
     async def _probe(self) -> bool:
-        """Whether the disk accepts a write now; on a thread."""
+        """Return whether the disk accepts a write now; tries it on a thread."""
         return await asyncio.get_running_loop().run_in_executor(None, self._probe_now)
 
     def _probe_now(self) -> bool:
@@ -122,7 +123,7 @@ class StorageWatch:
 
     async def _report(self, *, is_impaired: bool) -> None:
         if not self._membership.is_registered:
-            return  # it leads nothing yet, and reports once registered
+            return  # it leads nothing yet; the report follows once it is registered
         if is_impaired:
             logger.error(
                 "the disk of %s takes no records: other brokers lead what they can, until it has "

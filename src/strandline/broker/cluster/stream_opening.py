@@ -1,9 +1,9 @@
-"""Waiting until the leaders of a new stream serve it, before its creation is answered.
+"""The wait until the leaders of a new stream serve it, before its creation is answered.
 
 Each broker opens the logs of a new stream on a thread. Until a partition's leader has done so it
-does not receive publishes, and no other broker may acknowledge them.
+receives no publishes, and no other broker may acknowledge them.
 
-Rules: a leader that does not answer in time does not fail the creation, which was decided.
+Rules: the creation is decided already, so it does not fail if a leader does not answer in time.
 """
 
 import asyncio
@@ -22,11 +22,12 @@ PATIENCE_S: Final = 5.0
 
 
 class StreamOpening:
-    """Requests to leaders that serve a new stream, and from other brokers.
+    """Requests to leaders that have to open a new stream, and from other brokers.
 
     Args:
         rpc: requests to and from other brokers.
-        until_open: waits until a stream is open here and its publishes are received.
+        until_open: waits until a stream is open on this broker, and what is published to it
+            arrives.
     """
 
     def __init__(
@@ -42,10 +43,10 @@ class StreamOpening:
         """Wait until other brokers serve a stream, for a limited time.
 
         Args:
-            leaders: the brokers.
-            name: the stream.
+            leaders: the brokers to wait for.
+            name: the stream's name.
             created_ns: distinguishes streams recreated under the same name.
-            partitions: how many have to be open.
+            partitions: the number of partitions that must be open.
         """
         asked = []
         for broker in leaders:
@@ -67,7 +68,7 @@ class StreamOpening:
     # Requests of other brokers
 
     def serve(self, sender: BrokerId, question: StreamOpenRequest) -> None:
-        """Answer another broker, once the stream is open here."""
+        """Answer another broker once the stream is open on this one."""
         task = asyncio.create_task(self._serve(sender, question), name="stream-opening")
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
@@ -77,14 +78,14 @@ class StreamOpening:
             async with asyncio.timeout(PATIENCE_S):
                 await self._until_open(question)
         except TimeoutError:
-            return  # the caller does not wait longer
+            return  # the caller no longer waits
         except StrandlineError as error:
             self._rpc.answer(sender, Failed(question.number, error.code, error.message))
         else:
             self._rpc.answer(sender, StreamOpened(question.number))
 
     async def stop(self) -> None:
-        """Stop serving."""
+        """Cancel the requests of other brokers that are in progress."""
         tasks = list(self._serving)
         for task in tasks:
             task.cancel()

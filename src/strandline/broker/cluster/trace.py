@@ -1,8 +1,8 @@
-"""A broker's trace: its file, and links that send a vector clock before each frame.
+"""The trace of a broker: its file, and links that send a vector clock before each frame.
 
-Rules: only a broker that writes a trace sends clocks; others ignore them. A clock is a frame of its
-own right before the frame it belongs to: links keep the order, so no other format changes. See
-docs/traces.md.
+Rules: only a broker that writes a trace sends clocks; other brokers ignore them. A clock is a frame
+of its own, right before the frame it belongs to: links keep the order, so no other format changes.
+See docs/traces.md.
 """
 
 import os
@@ -23,7 +23,7 @@ _decode = msgspec.msgpack.Decoder(dict[str, int]).decode
 
 
 def open_trace(path: str, host: str) -> Trace | None:
-    """Open the trace of one run of a broker, at the end of a file; None without a path.
+    """Open the trace file of a broker for appending; return None without a path.
 
     Raises:
         InvalidConfigError: the file cannot be written.
@@ -34,7 +34,7 @@ def open_trace(path: str, host: str) -> Trace | None:
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise InvalidConfigError(f"cluster.trace: cannot write {path}: {error.strerror}") from error
-    # An event is one write to the end, so that several brokers may share a file.
+    # Each event is one write at the file's end, so that several brokers may share the file.
     return Trace(host, lambda event: os.write(fd, event.encode()))
 
 
@@ -51,7 +51,7 @@ def take_clock(trace: Trace, frame: Frame) -> None:
 
 
 class TracedLinks(PeerLinks):
-    """Links that send our clock before every frame.
+    """Links that send this broker's vector clock before every frame.
 
     Args:
         trace: has the clock.

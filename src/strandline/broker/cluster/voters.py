@@ -1,14 +1,14 @@
-"""The voters of the metadata quorum, derived from the registered brokers one step at a time.
+"""The voters of the metadata quorum, derived from the registered brokers, one change at a time.
 
 Rules:
 - an admitted or registered broker becomes a learner, which gets the log and has no vote;
-- a learner in service becomes a voter, up to ``VOTERS_MAX``; the quorum itself rejects until it has
-  caught up;
+- a learner in service becomes a voter, up to ``VOTERS_MAX``; the quorum rejects this until the
+  learner has caught up;
 - a voter that was removed, or lost its disk and so its votes, leaves, but only if most of the
-  remaining voters are in service: otherwise the quorum could no longer decide. One that lost its
-  disk then begins as a learner, and nothing is assumed of its former log.
+  remaining voters are in service: otherwise the quorum could no longer decide. If it lost its disk,
+  it then starts as a learner, and nothing is assumed of its former log.
 
-Pure; must not know who executes a change, or when.
+Pure. Must not know who executes a change, or when.
 """
 
 from collections.abc import Iterator
@@ -18,11 +18,11 @@ from strandline.core.raft.messages import Members
 from strandline.types import BrokerId
 
 VOTERS_MAX = 7
-"""More make every change slower."""
+"""With more voters every change would be slower."""
 
 
 def next_members(members: Members, image: MetadataImage) -> Iterator[Members]:
-    """Return memberships to propose; the first that is possible now is the next."""
+    """Yield the memberships to try next; the first that is possible now should be proposed."""
     voters, learners = members.voters, _learners(members, image)
     if learners != members.learners:
         yield Members(voters, learners)
@@ -36,7 +36,7 @@ def next_members(members: Members, image: MetadataImage) -> Iterator[Members]:
 
 
 def _learners(members: Members, image: MetadataImage) -> tuple[BrokerId, ...]:
-    """Return the learners that there should be, apart from changes of voters."""
+    """Return the learners that there should be, besides changes of the voters."""
     known = {*members.learners, *image.brokers} - set(image.removed) - set(members.voters)
     return tuple(sorted(known))
 
@@ -48,9 +48,9 @@ def may_vote(broker: BrokerId, image: MetadataImage) -> bool:
 
 
 def must_not_vote(broker: BrokerId, image: MetadataImage) -> bool:
-    """Whether a voter was removed, or has forgotten its votes.
+    """Whether a voter was removed, or has lost its votes.
 
-    One that never registered is neither: it is a founder that has not started yet.
+    A voter that never registered is neither: it is a founder that has not started yet.
     """
     known = image.brokers.get(broker)
     return broker in image.removed or (known is not None and not known.directory_id)
@@ -67,7 +67,7 @@ def successor(members: Members, image: MetadataImage) -> BrokerId:
 
 
 def successors(members: Members, image: MetadataImage, leaver: BrokerId) -> tuple[BrokerId, ...]:
-    """Return possible successors of a leader that stops; empty if all others stop, too."""
+    """Return the possible successors of a leader that stops; empty if all others stop, too."""
     others = _without(members.voters, leaver)
     return tuple(b for b in others if b in image.brokers and image.brokers[b].may_lead)
 

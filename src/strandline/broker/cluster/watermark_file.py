@@ -1,7 +1,7 @@
 """The high watermarks of all partitions, in one small file per broker.
 
 Rules: an old value is safe, because leaders and followers determine it again. So the file is
-written occasionally, without a sync of its own, and a corrupt one counts as missing.
+written only at intervals, without a sync of its own, and a corrupt file counts as missing.
 """
 
 import logging
@@ -21,17 +21,17 @@ FILE_NAME = "high-watermarks"
 
 
 def save_watermarks(directory: Path, offsets: Mapping[LogId, Offset], *, disk: Disk) -> None:
-    """Replace the file.
+    """Replace the file by one with these high watermarks.
 
     Raises:
-        UnavailableError: it cannot be written; the old one stays.
+        UnavailableError: the file cannot be written; the old one is unchanged.
     """
     body = msgspec.msgpack.encode(dict(offsets))
     disk.write_atomically(directory / FILE_NAME, b"%08x\n%b" % (crc32c(body), body))
 
 
 def load_watermarks(directory: Path, *, disk: Disk) -> dict[LogId, Offset]:
-    """Load the saved high watermarks; empty if there are none."""
+    """Load the stored high watermarks; empty if there are none."""
     data = disk.read_bytes(directory / FILE_NAME)
     if data is None:
         return {}
@@ -40,6 +40,6 @@ def load_watermarks(directory: Path, *, disk: Disk) -> dict[LogId, Offset]:
         if int(crc, 16) == crc32c(body):
             return msgspec.msgpack.decode(body, type=dict[LogId, Offset])
     except UNDECODABLE:
-        pass  # counts as missing, see below
-    logger.warning("%s is corrupt and not used; high watermarks are determined again", FILE_NAME)
+        pass  # counts as missing, as logged below
+    logger.warning("%s is corrupt and ignored; high watermarks are determined again", FILE_NAME)
     return {}

@@ -1,1 +1,1 @@
-"""The coordinators of consumer groups and of transactions, run where their stream is led."""
+"""The coordinators of consumer groups and of transactions; they run where their stream is led."""

@@ -1,8 +1,8 @@
-"""Keeps the state of NATS consumers at the group coordinator, here or at another broker.
+"""The store for the state of NATS consumers: the group coordinator, here or on another broker.
 
-Rules: a consumer is its group's only member. The broker that leads its partition claims it under
-its leader epoch and stores its state here; from then on the previous leader is rejected. Must not
-know what the state means.
+Rules: a consumer is the only member of its group. The broker that leads its partition claims it
+under its leader epoch and stores its state here; from then on the previous leader's requests are
+rejected. Must not know what the state means.
 """
 
 from collections.abc import Awaitable, Callable
@@ -15,25 +15,25 @@ What = Literal["keep", "new", "delete", "claim", "list"]
 
 
 class ConsumerOrder(NamedTuple):
-    """A request to the coordinator."""
+    """A request about consumers to the group coordinator."""
 
     what: What
     group: str
-    """The consumer's group, or a prefix of several."""
+    """The group of one consumer, or the common prefix of several."""
     positions: Positions | None = None
     consumer: str = ""
     epoch: int = 0
 
 
 async def _ends_nothing(group: str) -> None:
-    """Without NATS servers no consumer works."""
+    """Do nothing: without NATS servers no consumer runs."""
 
 
 class ConsumerStore:
     """The states of NATS consumers, by the names of their groups.
 
     Args:
-        groups: this broker's coordinator.
+        groups: this broker's group coordinator.
     """
 
     def __init__(self, groups: GroupCoordinatorService) -> None:
@@ -41,7 +41,7 @@ class ConsumerStore:
         self._end_consumer: Callable[[str], Awaitable[None]] = _ends_nothing
 
     def on_group_deleted(self, end_consumer: Callable[[str], Awaitable[None]]) -> None:
-        """Register what ends the consumer of a deleted group where it works."""
+        """Register the function that stops the consumer of a deleted group, where it runs."""
         self._end_consumer = end_consumer
 
     async def keep(
@@ -51,9 +51,9 @@ class ConsumerStore:
 
         Raises:
             UnknownGroupError: the consumer was deleted.
-            GroupInUseError: it is new, and a group of its name exists.
-            StaleMemberError: another broker leads its partition.
-            UnavailableError: not now; the outcome may be unknown.
+            GroupInUseError: the consumer is new, and a group of its name exists.
+            StaleMemberError: another broker leads the consumer's partition.
+            UnavailableError: retry; the state may have been stored.
         """
         what: What = "new" if is_new else "keep"
         await self._do(ConsumerOrder(what, group, positions, consumer, epoch))
@@ -62,16 +62,16 @@ class ConsumerStore:
         """Delete a consumer.
 
         Raises:
-            UnknownGroupError: it does not exist.
-            UnavailableError: not now; the outcome may be unknown.
+            UnknownGroupError: the consumer does not exist.
+            UnavailableError: retry; the consumer may have been deleted.
         """
         await self._do(ConsumerOrder("delete", group))
 
     async def delete_group(self, group: str) -> None:
-        """Delete a group; the consumer whose group it was ends at once.
+        """Delete a group; if it is a NATS consumer's, stop the consumer at once.
 
         Raises:
-            StrandlineError: as ``GroupCoordinatorService.delete``.
+            StrandlineError: as for ``GroupCoordinatorService.delete``.
         """
         if await self._groups.delete(group):
             await self._end_consumer(group)
@@ -81,7 +81,7 @@ class ConsumerStore:
 
         Raises:
             StaleMemberError: another broker leads their partition.
-            UnavailableError: not now.
+            UnavailableError: the coordinator does not answer now; retry.
         """
         return await self._do(ConsumerOrder("claim", prefix, epoch=epoch))
 
@@ -89,7 +89,7 @@ class ConsumerStore:
         """Return the names of the consumers' groups with this prefix.
 
         Raises:
-            UnavailableError: not now.
+            UnavailableError: the coordinator does not answer now; retry.
         """
         return sorted(await self._do(ConsumerOrder("list", prefix)))
 
@@ -100,8 +100,8 @@ class ConsumerStore:
         """Execute a request at this broker's coordinator; return its result.
 
         Raises:
-            NotLeaderError: another broker coordinates.
-            StrandlineError: as the coordinator raises it.
+            NotLeaderError: another broker is the coordinator.
+            StrandlineError: the coordinator's error.
         """
         what, group, positions, consumer, epoch = order
         match what:

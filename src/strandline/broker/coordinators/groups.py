@@ -1,20 +1,21 @@
 """The coordinator of consumer groups, on the broker that leads their internal stream.
 
-``Broker.groups`` is a ``GroupCoordinatorService``; every method is a coroutine on the broker's
-loop, and any server may call it:
+``Broker.groups`` is a ``GroupCoordinatorService``. Its methods are coroutines on the broker's loop,
+and any server may call them:
 
 - ``join``, ``heartbeat``, ``leave``: membership of a group (``strandline.core.groups.events``);
-- ``commit(group, positions)``: commit offsets, stream → partition → offset of the next record to
+- ``commit(group, positions)``: commit offsets, as stream → partition → offset of the next record to
   consume; returns when every in-sync replica has them. A consumer that is not a member, such as a
-  Liftbridge cursor, commits for a group without members;
+  Liftbridge cursor, commits to a group without members;
 - ``committed_offsets(group)``: the committed offsets, empty for an unknown group;
 - ``groups()``, ``describe(group)``, ``delete(group)``.
 
-All raise ``NotLeaderError`` if another broker coordinates, which is the leader of partition 0 of
-the stream ``__groups``, and ``StillLoadingError`` shortly after it moved here: retry.
+All raise ``NotLeaderError`` if another broker is the coordinator, that is, the leader of partition
+0 of the stream ``__groups``. They raise ``StillLoadingError`` shortly after the coordinator moved
+here: retry.
 
-Committed offsets are read from memory. In a cluster an entry is stored before that, because
-another broker may have become the coordinator without our knowing.
+Committed offsets are read from memory. In a cluster a read first stores an entry: only that shows
+that no other broker has become the coordinator.
 """
 
 import logging
@@ -49,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 
 class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
-    """Consumer groups: requests to the group coordinator, here or on another broker.
+    """Consumer groups: requests to the group coordinator, run on this broker.
 
     Args:
         broker: this broker.
@@ -76,8 +77,8 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
 
         Raises:
             UnknownStreamError: one of the streams does not exist.
-            NotAllowedError: another principal has that member id or instance name.
-            StrandlineError: as ``CoordinatorRuntime.request``.
+            NotAllowedError: another principal uses that member id or instance name.
+            StrandlineError: as for ``CoordinatorRuntime.request``.
         """
         names = tuple(streams)
         assigned: GroupAssignment = await self._ask(
@@ -98,9 +99,9 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
         """Renew a member's session; see ``events.Heartbeat``.
 
         Raises:
-            UnknownMemberError, MemberFencedError: it is not, or no longer, a member.
-            NotAllowedError: it belongs to another principal.
-            StrandlineError: as ``CoordinatorRuntime.request``.
+            UnknownMemberError, MemberFencedError: it was never a member, or no longer is.
+            NotAllowedError: the member belongs to another principal.
+            StrandlineError: as for ``CoordinatorRuntime.request``.
         """
         assigned: GroupAssignment = await self._ask(
             lambda token: ev.Heartbeat(token, group, member, epoch, held, instance, owner)
@@ -112,7 +113,7 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
 
         Raises:
             NotAllowedError: the member belongs to another principal.
-            StrandlineError: as ``CoordinatorRuntime.request``.
+            StrandlineError: as for ``CoordinatorRuntime.request``.
         """
         await self._ask(lambda token: ev.Leave(token, group, member, owner))
 
@@ -135,21 +136,21 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
         Args:
             group: the group's name.
             positions: offsets of the next records to consume.
-            member: the member that consumed; empty: none.
-            epoch: the epoch of the member's last answer.
-            number: counts the member's commits from 1, and is the same in a repeat; 0: the commit
+            member: the member that consumed the records; empty: none.
+            epoch: the epoch in the coordinator's last answer to the member.
+            number: the member's number of this commit, from 1, the same in a repeat; 0: the commit
                 is never repeated.
-            transaction: the offsets count when it commits.
+            transaction: the offsets become valid when this transaction commits.
             owner: the principal that commits; empty where access is not checked.
-            metadata: what is shown of the group until its next commit.
+            metadata: text to show for the group until its next commit.
 
         Raises:
             NotAllowedError: the member belongs to another principal.
             UnknownMemberError, StaleMemberError: the partition is not assigned to the member.
-            GroupInUseError: the group has members, and this is not one.
-            UnstableOffsetCommitError: a transaction is about to commit some of these offsets.
-            ProducerFencedError: the transaction is over, or has not begun here.
-            StrandlineError: as ``CoordinatorRuntime.request``; the outcome may be unknown.
+            GroupInUseError: the group has members, and the caller is none of them.
+            UnstableOffsetCommitError: a transaction may still commit some of these offsets.
+            ProducerFencedError: the transaction has ended, or has not begun in this group.
+            StrandlineError: as for ``CoordinatorRuntime.request``; the offsets may be committed.
         """
         await self._ask(
             lambda token: ev.Commit(
@@ -162,7 +163,7 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
         """Return a group's committed offsets.
 
         Raises:
-            StrandlineError: as ``CoordinatorRuntime.request``.
+            StrandlineError: as for ``CoordinatorRuntime.request``.
         """
         found: Positions = await self._read(
             lambda state: _copy(state.groups.get(group, ConsumerGroup()))
@@ -178,9 +179,9 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
 
         Raises:
             UnknownGroupError: the consumer was deleted.
-            GroupInUseError: it is new, and a group of its name exists.
-            StaleMemberError: another broker leads its partition.
-            StrandlineError: as ``CoordinatorRuntime.request``; the outcome may be unknown.
+            GroupInUseError: the consumer is new, and a group of its name exists.
+            StaleMemberError: another broker leads the consumer's partition.
+            StrandlineError: as for ``CoordinatorRuntime.request``; the state may be stored.
         """
         await self._ask(
             lambda token: ev.KeepConsumer(
@@ -194,7 +195,7 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
 
         Raises:
             StaleMemberError: another broker leads their partition.
-            StrandlineError: as ``CoordinatorRuntime.request``.
+            StrandlineError: as for ``CoordinatorRuntime.request``.
         """
         found: dict[str, str] = await self._ask(
             lambda token: ev.ClaimConsumers(token, prefix, epoch)
@@ -205,7 +206,7 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
         """Return the names of the consumers' groups with this prefix.
 
         Raises:
-            StrandlineError: as ``CoordinatorRuntime.request``.
+            StrandlineError: as for ``CoordinatorRuntime.request``.
         """
         found: list[str] = await self._read(
             lambda state: [
@@ -219,10 +220,10 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
     # Transactions
 
     async def prepare_place(self) -> None:
-        """Create, if necessary, the internal stream that stands for committed offsets.
+        """Create, if missing, the stream that stands for committed offsets in transactions.
 
         Raises:
-            StrandlineError: it cannot be created now.
+            StrandlineError: the stream cannot be created now.
         """
         await self.home()
 
@@ -232,12 +233,12 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
         mark: TransactionMark,
         done: Callable[[StrandlineError | None], None],
     ) -> None:
-        """Begin a transaction here, or end it with its outcome.
+        """Begin a transaction in a group, or end it there with its outcome.
 
         Args:
             transaction: the transaction.
-            mark: its beginning or outcome.
-            done: called once, later: with None when it is stored, else with the error.
+            mark: the beginning, or the outcome.
+            done: called once, later: with None when the mark is stored, or with the error.
         """
 
         async def ask() -> None:
@@ -256,7 +257,7 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
         """Return the number of members of each group.
 
         Raises:
-            StrandlineError: as ``CoordinatorRuntime.request``.
+            StrandlineError: as for ``CoordinatorRuntime.request``.
         """
         found: dict[str, int] = await self._read(
             lambda state: {name: len(group.members) for name, group in state.groups.items()}
@@ -275,17 +276,17 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
         ]
 
     async def describe(self, group: str, *, must_be_decided: bool) -> ConsumerGroup:
-        """Return a copy of a group's present state.
+        """Return a copy of a group's current state.
 
         Args:
-            group: its name.
-            must_be_decided: fail if offsets wait for transactions, for a caller that starts to read
-                at the committed offsets.
+            group: the group's name.
+            must_be_decided: fail if a transaction may still commit offsets; for a caller that will
+                read from the committed offsets.
 
         Raises:
             UnknownGroupError: no such group.
-            UnstableOffsetCommitError: offsets wait for transactions.
-            StrandlineError: as ``CoordinatorRuntime.request``.
+            UnstableOffsetCommitError: a transaction may still commit offsets.
+            StrandlineError: as for ``CoordinatorRuntime.request``.
         """
 
         def question(state: GroupsState) -> ConsumerGroup | None:
@@ -314,12 +315,13 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
         """Delete a group without members, and its committed offsets.
 
         Returns:
-            Whether it was a NATS consumer's: ``ConsumerStore.delete_group`` ends that, too.
+            Whether it was the group of a NATS consumer; ``ConsumerStore.delete_group`` stops that,
+            too.
 
         Raises:
             UnknownGroupError: no such group.
             GroupInUseError: it has members.
-            StrandlineError: as ``CoordinatorRuntime.request``.
+            StrandlineError: as for ``CoordinatorRuntime.request``.
         """
         if not await self.has_home():
             raise _unknown(group)
@@ -329,7 +331,7 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
     # The coordinator
 
     def maker(self) -> Callable[[Iterable[bytes], int], GroupCoordinator]:
-        """Return the factory of the coordinator's state machine."""
+        """Return the function that creates the coordinator's state machine."""
         partitions, created = self._streams()
 
         def make(entries: Iterable[bytes], sequence: int) -> GroupCoordinator:
@@ -347,23 +349,23 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
         return make
 
     def begun(self, term: CoordinatorTerm[GroupCoordinator]) -> None:
-        """Update the streams, which may have changed before this term."""
+        """Tell the machine the current streams, which may have changed before this term."""
         partitions, created = self._streams()
         self._step(term, ev.StreamsChanged(partitions, created))
 
     def stored(self, term: CoordinatorTerm[GroupCoordinator], sequence: int) -> None:
-        """Note that entries up to here are stored."""
+        """Tell the machine that entries up to ``sequence`` are stored."""
         self._step(term, EntriesStored(sequence))
 
     def tick(self, term: CoordinatorTerm[GroupCoordinator]) -> None:
-        """Pass the time to the coordinator."""
+        """Pass the time to the coordinator's machine."""
         self._step(term, Tick())
         groups = term.machine.state.groups
         self.broker.telemetry.groups = len(groups)
         self.broker.telemetry.group_members = sum(len(each.members) for each in groups.values())
 
     def ended(self) -> None:
-        """Reset the metrics: another broker counts now."""
+        """Reset the metrics: another broker reports them now."""
         self.broker.telemetry.groups = self.broker.telemetry.group_members = 0
 
     def _streams_changed(self, names: Collection[str]) -> None:
@@ -373,10 +375,10 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
             self._step(term, ev.StreamsChanged(partitions, created, names))
 
     def _streams(self, names: Collection[str] | None = None) -> tuple[dict[str, int], ...]:
-        """Return the partition count and creation time of streams that groups can consume.
+        """Return the partition count and creation time of the streams that groups can consume.
 
         Args:
-            names: the names of the streams; None: all. Internal streams are not included.
+            names: the streams to look at; None: all. Internal streams are left out.
         """
         found = [each for each in self.broker.streams(names) if each.name != GROUPS_STREAM]
         partitions = {stream.name: len(stream.partitions) for stream in found}
@@ -390,7 +392,7 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
 
     async def _read(self, question: Callable[[GroupsState], object]) -> Any:
         if not await self.has_home():
-            return question(GroupsState())  # nobody has used a group, and a question creates none
+            return question(GroupsState())  # no group exists; a question does not create the stream
         is_alone = self.broker.is_alone
         return await self._ask(
             lambda token: ev.QueryGroups(token, question, must_confirm=not is_alone)
@@ -416,5 +418,5 @@ def _unknown(group: str) -> UnknownGroupError:
 
 
 def _copy(group: ConsumerGroup) -> Positions:
-    """Copy a group, since its state may change while it is read."""
+    """Copy a group's committed offsets: they may change while a caller reads them."""
     return {stream: dict(offsets) for stream, offsets in group.positions.items()}

@@ -1,6 +1,6 @@
-"""A coordinator's log: reads its entries from the partition that stores them.
+"""A coordinator's log: reads the coordinator's entries from the partition that stores them.
 
-Rules: any thread. A corrupt entry was a decision that a client may have acted on, so the
+Rules: any thread. A client may have acted on a decision whose entry is corrupt now, so the
 coordinator does not start without it unless the operator allows that.
 """
 
@@ -20,9 +20,9 @@ def read_entries(partition: Partition, end: Offset, *, skips_corrupt: bool) -> l
     """Return the values of a partition's records below ``end``.
 
     Args:
-        partition: the partition of the coordinator.
+        partition: the partition that stores the entries.
         end: the offset at which the next term begins.
-        skips_corrupt: continue without corrupt entries, and log that.
+        skips_corrupt: leave out corrupt entries, with a warning.
 
     Raises:
         CorruptBatchError: an entry is corrupt.
@@ -37,12 +37,12 @@ def read_entries(partition: Partition, end: Offset, *, skips_corrupt: bool) -> l
             partition.committed.report_corruption(corruption)
             if not skips_corrupt:
                 raise _with_advice(corruption) from corruption
-            logger.warning("%s continues without those entries: %s", partition.name, corruption)
+            logger.warning("%s continues without corrupt entries: %s", partition.name, corruption)
             offset = Offset(corruption.next_offset)
             continue
         for batch in decode_batches(part.buffer, columns=["offset", "value"]):
             offsets, values = (column.to_pylist() for column in batch.columns)
-            # The first batch may begin with entries that were deleted.
+            # The first batch may begin with entries that are deleted already.
             found += [value for at, value in zip(offsets, values, strict=True) if at >= first]
         offset = part.next_offset
     return found

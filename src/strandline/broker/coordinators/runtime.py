@@ -1,19 +1,19 @@
 """Runs a coordinator's state machine on the broker that leads its internal stream.
 
 The machine's entries are the records of an internal stream with one partition. The leader of that
-partition runs the machine, so the partition's replicas are the machine's, and the leader epoch is
-its term.
+partition runs the machine. So the machine has the partition's replicas, and the leader epoch is its
+term.
 
 Rules:
-- everything runs on the loop except the beginning of a term, which reads the log and creates the
+- everything runs on the loop except the start of a term, which reads the log and creates the
   machine on a thread. The sequence of an entry is the offset of its record, since nobody else
-  writes there;
-- an entry that was not stored, or a change of leaders, ends the term: waiting requests fail with an
-  error that can be retried, and the next term begins from the committed entries;
+  writes to the partition;
+- if an entry is not stored, or the leader changes, the term ends: waiting requests fail with an
+  error that can be retried, and the next term starts from the committed entries;
 - a request that arrives while a new term reads the log waits for a moment, then fails with
   ``StillLoadingError``.
 
-Must not know what is decided.
+Must not know what the entries mean.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ from strandline.types import LeaderEpoch, Offset, PartitionName
 logger = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 4 << 20
-"""Whole segments are deleted once the state was rewritten."""
+"""Small, since only whole segments are deleted once the state was rewritten."""
 LOAD_WAIT_S = 1.0
 TICK_S = 0.1
 POLL_S = 0.005
@@ -67,11 +67,11 @@ class CoordinatorHost(Protocol):
         ...
 
     def stream(self, name: str) -> Stream:
-        """Return the stream of this name, or raise ``UnknownStreamError``."""
+        """Return the stream of this name; raise ``UnknownStreamError`` if there is none."""
         ...
 
     def streams(self, names: Iterable[str] | None = None) -> list[Stream]:
-        """Return all streams, or those of the given that exist."""
+        """Return all streams, or those in ``names`` that exist."""
         ...
 
     @property
@@ -80,7 +80,7 @@ class CoordinatorHost(Protocol):
         ...
 
     async def know_newest(self) -> None:
-        """Wait until everything that was decided before this call is known here."""
+        """Wait until this broker knows everything that was decided before this call."""
         ...
 
     async def create_internal_stream(self, config: StreamConfig) -> None:
@@ -97,7 +97,7 @@ Token = object
 
 
 class CoordinatorTerm(Generic[MachineT]):
-    """One term of the machine, and the requests that wait for its answers."""
+    """One term of the machine, with the requests that wait for its answers."""
 
     def __init__(self, machine: MachineT, epoch: LeaderEpoch) -> None:
         self.machine = machine
@@ -111,7 +111,7 @@ class CoordinatorRuntime(ABC, Generic[MachineT]):
 
     Args:
         broker: this broker.
-        stream: name of the internal stream.
+        stream: the name of the internal stream.
         title: the coordinator's name, for messages.
         encode: encodes an entry for storage.
     """
@@ -140,19 +140,20 @@ class CoordinatorRuntime(ABC, Generic[MachineT]):
     def maker(self) -> Callable[[Iterable[bytes], int], MachineT]:
         """Return a function that creates the machine from stored entries and the next sequence.
 
-        It is called on a thread, since there may be many entries, so it takes what it needs of the
-        broker before. It raises InvalidRecordError if an entry is malformed.
+        Called on the loop; the returned function runs on a thread, since there may be many entries,
+        so it must not use the broker. The function raises InvalidRecordError if an entry is
+        malformed.
         """
 
     def begun(self, term: CoordinatorTerm[MachineT]) -> None:
-        """Resume work that was pending in the last term."""
+        """Resume work that the last term left unfinished."""
 
     def ended(self) -> None:
         """Handle the end of a term."""
 
     @abstractmethod
     def stored(self, term: CoordinatorTerm[MachineT], sequence: int) -> None:
-        """Notify the machine that entries up to here are stored."""
+        """Tell the machine that entries up to ``sequence`` are stored."""
 
     @abstractmethod
     def tick(self, term: CoordinatorTerm[MachineT]) -> None:
@@ -167,9 +168,9 @@ class CoordinatorRuntime(ABC, Generic[MachineT]):
             ask: passes the request, with its token, to the machine.
 
         Raises:
-            NotLeaderError: another broker coordinates; the message names it.
-            StillLoadingError: this broker coordinates and is still loading.
-            RequestTimeoutError: no answer in time; whether it was decided is unknown.
+            NotLeaderError: another broker is the coordinator; the message names it.
+            StillLoadingError: this broker is the coordinator, and is still loading.
+            RequestTimeoutError: no answer in time; the request may have been decided.
             StrandlineError: the machine rejects the request.
         """
         try:
@@ -189,7 +190,7 @@ class CoordinatorRuntime(ABC, Generic[MachineT]):
             ) from None
 
     def carry_out(self, term: CoordinatorTerm[MachineT], decision: Decision[Any]) -> None:
-        """Execute an effect that all machines share."""
+        """Execute an effect that all machines have in common."""
         match decision:
             case Store(sequence, entry):
                 self._store(term, sequence, self._encode(entry))
@@ -211,10 +212,10 @@ class CoordinatorRuntime(ABC, Generic[MachineT]):
     # The term
 
     async def _open(self) -> CoordinatorTerm[MachineT]:
-        """Return the present term; begin one if necessary.
+        """Return the current term; start one if there is none.
 
         Raises:
-            StrandlineError: another broker coordinates, or this one is not ready.
+            StrandlineError: another broker is the coordinator, or this one is not ready.
         """
         partition = await self.home()
         term = self._term_in(partition)
@@ -233,7 +234,7 @@ class CoordinatorRuntime(ABC, Generic[MachineT]):
         )
 
     def _term_in(self, partition: Partition) -> CoordinatorTerm[MachineT] | None:
-        """Return the term, if it has not ended with the leadership."""
+        """Return the current term, unless it ended because the leadership changed."""
         term = self.term
         if term is None:
             return None
@@ -247,7 +248,7 @@ class CoordinatorRuntime(ABC, Generic[MachineT]):
         """Return whether the stream exists, without creating it.
 
         Raises:
-            UnavailableError: this broker cannot find out now.
+            UnavailableError: this broker does not know now.
         """
         try:
             self.broker.stream(self.stream_name)
@@ -257,10 +258,10 @@ class CoordinatorRuntime(ABC, Generic[MachineT]):
         return True
 
     async def home(self) -> Partition:
-        """Return the partition that stores the entries; create the stream if it does not exist.
+        """Return the partition that stores the entries; create its stream if missing.
 
         Raises:
-            StrandlineError: it cannot be created now, or is not known here yet.
+            StrandlineError: the stream cannot be created now, or this broker does not know it yet.
         """
         try:
             return self.broker.stream(self.stream_name).partition(0)
@@ -280,7 +281,7 @@ class CoordinatorRuntime(ABC, Generic[MachineT]):
             ) from None
 
     def _begin_soon(self, partition: Partition) -> asyncio.Task[None]:
-        """Begin a term on a thread, unless one is beginning."""
+        """Start a term on a thread, unless one is starting already."""
         if self._beginning is None:
             self._beginning = self.spawn(self._begin(partition), "begin")
             self._beginning.add_done_callback(self._has_begun)
@@ -290,7 +291,7 @@ class CoordinatorRuntime(ABC, Generic[MachineT]):
         self._beginning = None
 
     async def _begin(self, partition: Partition) -> None:
-        """Begin a term from the committed entries, once the high watermark covers them all."""
+        """Start a term from the committed entries, once the high watermark covers all of them."""
         try:
             epoch = partition.leader_epoch
             while partition.high_watermark < partition.next_offset:
@@ -316,7 +317,7 @@ class CoordinatorRuntime(ABC, Generic[MachineT]):
         except StrandlineError as error:
             self._failure = error
             self._not_before_ms = self.broker.clock.monotonic_ms() + RETRY_S * 1e3
-            logger.warning("the %s cannot start, will retry: %s", self._title, error)
+            logger.warning("the %s cannot start and will retry: %s", self._title, error)
 
     def _resign(self, error: StrandlineError) -> None:
         """End the term: the outcome of unanswered requests is unknown."""
@@ -347,14 +348,14 @@ class CoordinatorRuntime(ABC, Generic[MachineT]):
                 self._begin_soon(partition)
 
     async def stop(self) -> None:
-        """Cancel background tasks."""
+        """Cancel the background tasks."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._resign(UnavailableError("the broker is stopping; retry"))
 
     def spawn(self, coroutine: Any, what: str) -> asyncio.Task[None]:
-        """Run a background task until the stop."""
+        """Run a task in the background until ``stop``."""
         task: asyncio.Task[None] = asyncio.create_task(coroutine, name=f"{self.stream_name}-{what}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -363,10 +364,10 @@ class CoordinatorRuntime(ABC, Generic[MachineT]):
     # Entries
 
     def _store(self, term: CoordinatorTerm[MachineT], sequence: int, entry: bytes) -> None:
-        """Append an entry; ``stored`` is called when it and all earlier ones are stored."""
+        """Append an entry; ``stored`` is called when it and all entries before it are stored."""
         partition = self.broker.stream(self.stream_name).partition(0)
         if not self.is_current(term) or partition.leader_epoch != term.epoch:
-            return  # the term has ended: later decisions are ignored
+            return  # the term has ended, so its later decisions do not count
         if partition.write_error is None:
             assert partition.next_offset == sequence, "only who holds the office writes here"
         partition.append(entry, subject=self.stream_name, ack_sink=self, token=(term, sequence))
@@ -374,12 +375,12 @@ class CoordinatorRuntime(ABC, Generic[MachineT]):
     def acked(
         self,
         token: object,
-        partition: PartitionName,  # noqa: ARG002 - always the same
-        offset: Offset,  # noqa: ARG002 - its sequence
+        partition: PartitionName,  # noqa: ARG002  always the same
+        offset: Offset,  # noqa: ARG002  equals the entry's sequence
         *,
-        duplicate: bool,  # noqa: ARG002 - there are none
+        duplicate: bool,  # noqa: ARG002  entries have no message ids
     ) -> None:
-        """Handle a stored entry: all earlier ones are stored, too."""
+        """Handle a stored entry: all entries before it are stored, too."""
         term, sequence = cast("tuple[CoordinatorTerm[MachineT], int]", token)
         if sequence > term.stored:
             term.stored = sequence
@@ -399,8 +400,8 @@ class CoordinatorRuntime(ABC, Generic[MachineT]):
             self._resign(error)
 
     async def _forget(self, before: Offset) -> None:
-        """Delete entries that were rewritten."""
+        """Delete entries that the machine has rewritten."""
         try:
             await self.broker.truncate_before(self.stream_name, 0, before)
         except StrandlineError as error:
-            logger.warning("old entries of the %s stay: %s", self._title, error)
+            logger.warning("old entries of the %s cannot be deleted yet: %s", self._title, error)

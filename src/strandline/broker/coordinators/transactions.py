@@ -1,7 +1,7 @@
-"""The transaction coordinator, run on the broker that leads its internal stream.
+"""The transaction coordinator, which runs on the broker that leads its internal stream.
 
-Rules: as ``coordinators.runtime``. The leader of a partition writes the partition's markers; a
-marker that could not be written is only reported here, and the coordinator sends it again. The
+Rules: as for ``coordinators.runtime``. The leader of a partition writes the partition's markers. If
+a marker cannot be written, only that is reported here, and the coordinator sends it again. The
 offsets of consumer groups count as one more partition, whose markers the group coordinator writes.
 """
 
@@ -38,17 +38,17 @@ from strandline.types import Offset, PartitionName
 logger = logging.getLogger(__name__)
 
 LABELS_MAX = 100
-"""Names of timed-out transactions with their own metric; others are counted together."""
+"""Transaction names with a timeout metric of their own; all others are counted together."""
 
 MarkerDone = Callable[[StrandlineError | None], None]
-"""Called with None once a marker is committed or not needed; else with the error."""
+"""Called with None once a marker is committed or not needed; or with the error."""
 
 
 class Positions(Protocol):
-    """The group coordinator's part in transactions: commits offsets."""
+    """The part of the group coordinator that takes part in transactions."""
 
     def mark(self, transaction: GroupTransaction, mark: TransactionMark, done: MarkerDone) -> None:
-        """Write the end of a transaction to a group, then call ``done``."""
+        """Store a mark of a transaction in a group, then call ``done``."""
         ...
 
 
@@ -63,7 +63,7 @@ class TransactionCoordinatorHost(CoordinatorHost, Protocol):
         ...
 
     def is_gone(self, place: TransactionPartition) -> bool:
-        """Whether a partition that is not here was certainly deleted."""
+        """Whether a partition that this broker does not have was certainly deleted."""
         ...
 
     def mark_remote(self, mark: fx.SendMarker, done: MarkerDone) -> None:
@@ -72,30 +72,30 @@ class TransactionCoordinatorHost(CoordinatorHost, Protocol):
 
 
 class MarkerWriter:
-    """Writes markers to partitions that are led here, and reports when they are committed."""
+    """Writes markers to partitions that this broker leads; reports when they are committed."""
 
     def write(self, mark: fx.SendMarker, partition: Partition, done: MarkerDone) -> None:
-        """Write a marker; ``done`` is called once, later."""
+        """Write a marker; ``done`` is called once, later, with the outcome."""
         partition.mark(mark.kind, mark.producer, ack_sink=self, token=done)
 
     def acked(
         self,
         token: object,
-        partition: PartitionName,  # noqa: ARG002 - the token knows
-        offset: Offset,  # noqa: ARG002 - readers never see it
+        partition: PartitionName,  # noqa: ARG002  the token has it
+        offset: Offset,  # noqa: ARG002  of no use: readers never see a marker
         *,
-        duplicate: bool,  # noqa: ARG002 - as good
+        duplicate: bool,  # noqa: ARG002  makes no difference
     ) -> None:
-        """The marker is committed."""
+        """Report that the marker is committed."""
         asyncio.get_running_loop().call_soon(cast("MarkerDone", token), None)
 
     def rejected(self, token: object, error: StrandlineError) -> None:
-        """Report that the marker was rejected, or that its outcome is unknown."""
+        """Report that the marker was rejected, or may not be stored."""
         asyncio.get_running_loop().call_soon(cast("MarkerDone", token), error)
 
 
 class TransactionCoordinatorService(CoordinatorRuntime[Coordinator]):
-    """Transactions: requests to the transaction coordinator, here or on another broker.
+    """Transactions: requests to the transaction coordinator, run on this broker.
 
     Args:
         broker: this broker.
@@ -114,18 +114,18 @@ class TransactionCoordinatorService(CoordinatorRuntime[Coordinator]):
         """Send a request, built with its token, to the coordinator and return the answer.
 
         Raises:
-            StrandlineError: as ``CoordinatorRuntime.request``.
+            StrandlineError: as for ``CoordinatorRuntime.request``.
         """
         return await self.request(lambda term, token: self._step(term, make(token)))
 
     async def begin_transaction(
         self, make: Callable[[Token, int], ev.Begin], *, owner: str = ""
     ) -> fx.Begun:
-        """Begin a transaction, with a fresh producer id in case it needs one.
+        """Begin a transaction; reserve a new producer id in case it needs one.
 
         Args:
             make: builds the request.
-            owner: the principal that begins it; empty where access is not checked.
+            owner: the principal that begins the transaction; empty where access is not checked.
         """
         fresh_id = await self.broker.new_producer_id(owner)
         begun: fx.Begun = await self.ask(lambda token: make(token, fresh_id))
@@ -145,7 +145,7 @@ class TransactionCoordinatorService(CoordinatorRuntime[Coordinator]):
         ]
 
     def mark_here(self, mark: fx.SendMarker, done: MarkerDone) -> None:
-        """Write a marker for a coordinator, here or elsewhere; ``done`` is called once."""
+        """Write a marker on this broker, for a coordinator anywhere; ``done`` is called once."""
         try:
             partition = self._partition(mark.place)
         except StrandlineError as error:
@@ -159,7 +159,7 @@ class TransactionCoordinatorService(CoordinatorRuntime[Coordinator]):
             self._markers.write(mark, partition, done)
 
     def _partition(self, place: TransactionPartition) -> Partition:
-        """Return the partition of a marker; a stream created again under its name does not count.
+        """Return the partition for a marker; a later stream of the same name does not count.
 
         Raises:
             UnknownStreamError, UnknownPartitionError: no such partition.
@@ -172,7 +172,7 @@ class TransactionCoordinatorService(CoordinatorRuntime[Coordinator]):
     # The coordinator
 
     def maker(self) -> Callable[[Iterable[bytes], int], Coordinator]:
-        """Return the factory of the coordinator's state machine."""
+        """Return the function that creates the coordinator's state machine."""
 
         def make(entries: Iterable[bytes], sequence: int) -> Coordinator:
             state = CoordinatorState()
@@ -182,18 +182,18 @@ class TransactionCoordinatorService(CoordinatorRuntime[Coordinator]):
         return make
 
     def begun(self, term: CoordinatorTerm[Coordinator]) -> None:
-        """Continue with the transactions whose markers an earlier term left pending."""
+        """Resume the transactions whose markers the last term left unwritten."""
         self._carry_out(term, term.machine.resume())
 
     def ended(self) -> None:
         """Do nothing when a term ends."""
 
     def stored(self, term: CoordinatorTerm[Coordinator], sequence: int) -> None:
-        """Note that entries up to ``sequence`` are stored."""
+        """Tell the machine that entries up to ``sequence`` are stored."""
         self._step(term, EntriesStored(sequence))
 
     def tick(self, term: CoordinatorTerm[Coordinator]) -> None:
-        """Pass the time to the coordinator."""
+        """Pass the time to the coordinator's machine."""
         self._step(term, Tick())
 
     def _step(self, term: CoordinatorTerm[Coordinator], event: ev.Event) -> None:
@@ -212,23 +212,23 @@ class TransactionCoordinatorService(CoordinatorRuntime[Coordinator]):
 
     @property
     def open_count(self) -> int:
-        """Count the undecided transactions that are coordinated here; linear in all of them."""
+        """The number of undecided transactions coordinated here; looks at all transactions."""
         return 0 if self.term is None else self.term.machine.undecided
 
     def _mark(self, term: CoordinatorTerm[Coordinator], mark: fx.SendMarker) -> None:
-        """Have a marker written, here or by the partition's leader."""
+        """Write a marker on this broker, or have the partition's leader write it."""
         is_begin = mark.kind is fx.MarkerKind.BEGIN
 
         def done(error: StrandlineError | None) -> None:
             if error is not None:
-                logger.debug("marker for %s was not written, will retry: %s", mark.place, error)
+                logger.debug("the marker for %s was not written, will retry: %s", mark.place, error)
             kind = ev.Marked if error is None else ev.NotMarked
             self._step(term, kind(mark.id, mark.producer, mark.place, is_begin))
 
         try:
             is_here = self._partition(mark.place).unavailable_reason is None
         except StrandlineError:
-            is_here = True  # perhaps deleted: the retry finds out
+            is_here = True  # it may have been deleted, which the next attempt shows
         if is_here:
             self.mark_here(mark, done)
         else:

@@ -1,18 +1,19 @@
 """The schedule of checkpoints: often enough for a short recovery, and rarely enough to be cheap.
 
-``storage.recovery.Checkpointer`` writes them; only its middle step waits for the disk, and that one
-runs on a thread. A checkpoint is due when a journal file is full, since that file becomes the
-spare that the next roll needs; if none is in time, a file is created here, so that no group commit
-waits for one. It is also due when segments received many bytes that no journal has.
+``storage.recovery.Checkpointer`` writes them; its middle step is the only one that waits for the
+disk, and runs on a thread. A checkpoint is due when a journal file is full, because it frees that
+file, which is then the spare file for the journal. If no spare file is ready in time, one is
+created here, so that no group commit waits for it. A checkpoint is also due when segments received
+many bytes without the journal.
 
 Segments are written back a little at a time: syncing everything at a checkpoint would block the
 journal, and so group commits, for a tenth of a second and more (docs/adr/0031).
 
 A broker that has rejected records for lack of space is not ready, so it may receive no publish that
-would show that there is space again. So it is checked here.
+would show that there is space again. So this module checks for space.
 
-Rule: work on a thread holds ``lock``. The holder may cancel ``run``, reopen the journal or release
-the data directory: no thread is still writing to it.
+Rule: work on a thread holds ``lock``. So whoever holds the lock knows that no thread writes, and
+may cancel ``run``, reopen the journal or release the data directory.
 """
 
 import asyncio
@@ -37,16 +38,16 @@ logger = logging.getLogger(__name__)
 POLL_S = 0.05
 PENDING_STEP_BYTES = 512 << 10
 WRITE_BACK_BYTES = 4 << 20
-"""How much is written between two checks of what can be written back."""
+"""The bytes written between two checks of what can be written back."""
 WRITE_BACK_PAUSE_S = 0.004
 WRITE_BACK_PARTS_MAX = 16
 BULK_BYTES_MAX = 256 << 20
-"""The most bytes in no journal that recovery may have to scan in segments."""
+"""The most bytes outside the journal that recovery may have to find in segments."""
 LOGS_PER_FILE = 256
-"""A checkpoint syncs each log: where there are more, more files may be full before it is due."""
+"""A checkpoint syncs every log. So for each so many logs one more journal file may be full."""
 SPACE_INTERVAL_MS = 5_000
 SPACE_BYTES = 1 << 20
-"""As much as a log may hold in memory: with less space, records would soon be rejected again."""
+"""As many bytes as a log may hold in memory; with less space, records would soon be rejected."""
 SPACE_NAME = "space"
 
 
@@ -55,7 +56,7 @@ class CheckpointSchedule:
 
     Args:
         config: limits of size and time.
-        clock: for the time between checkpoints.
+        clock: measures the time between checkpoints.
         telemetry: counters.
         on_poisoned: called when a sync of a segment failed.
     """
@@ -90,23 +91,23 @@ class CheckpointSchedule:
         self._written_back_bytes = storage.journal.written_bytes
 
     async def run(self) -> None:
-        """Check for ever; a step that fails is retried at the next interval."""
+        """Check until cancelled; a step that fails is retried at the next interval."""
         while True:
             await asyncio.sleep(POLL_S)
             storage = self._storage
             if storage is None or storage.journal.poisoned:
                 continue
             if storage.journal.needs_spare:
-                await self._attempt("spare journal file", self._allocate_spare)
+                await self._attempt("the creation of a journal file", self._allocate_spare)
             if self._is_due(storage):
-                await self._attempt("checkpoint", self.checkpoint)
+                await self._attempt("the checkpoint", self.checkpoint)
             if storage.journal.written_bytes - self._written_back_bytes >= WRITE_BACK_BYTES:
-                await self._attempt("writing back", self._write_back)
+                await self._attempt("the write-back of segments", self._write_back)
             if self._is_space_wanted():
-                await self._attempt("space for records", self._look_for_space)
+                await self._attempt("the check for free space", self._look_for_space)
 
     async def _attempt(self, what: str, step: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run one of the four steps; a failure does not prevent the others."""
+        """Run one of the four steps; log its failure, which does not stop the others."""
         now_ms = self._clock.monotonic_ms()
         if now_ms < self._retry_ms.get(what, now_ms):
             return
@@ -116,13 +117,13 @@ class CheckpointSchedule:
             self._on_poisoned(error)
         except UnavailableError as error:
             if self._failures.is_due(what, now_ms / 1e3):
-                logger.warning("no %s now, will try again: %s", what, error)
+                logger.warning("%s failed and will be tried again: %s", what, error)
             self._retry_ms[what] = now_ms + self._config.checkpoint_interval_ms
         else:
             self._failures.forget(what)
 
     async def _allocate_spare(self) -> None:
-        """Create a journal file, unless logs wait for the space."""
+        """Create a journal file, unless logs need the space."""
         async with self.lock:
             storage = self._storage
             assert storage is not None, "attached at start"
@@ -131,7 +132,7 @@ class CheckpointSchedule:
                 await asyncio.to_thread(storage.journal.allocate_spare)
 
     async def _write_back(self) -> None:
-        """Start writing segments to the disk, with pauses in which it can sync the journal."""
+        """Write segments back to the disk, with pauses in which the journal can be synced."""
         async with self.lock:
             storage = self._storage
             assert storage is not None, "attached at start"
@@ -140,14 +141,14 @@ class CheckpointSchedule:
                 await write_back(log, pause_s=WRITE_BACK_PAUSE_S, parts_max=WRITE_BACK_PARTS_MAX)
 
     def _is_space_wanted(self) -> bool:
-        """Whether records were rejected for a while, and none was stored since."""
+        """Whether records were rejected for lack of space, and none was stored since."""
         now_ms = self._clock.monotonic_ms()
         if not self._telemetry.disk_full:
             self._full_since_ms = now_ms
         return now_ms - self._full_since_ms >= SPACE_INTERVAL_MS
 
     async def _look_for_space(self) -> None:
-        """Try what the next record would need; log it if that works."""
+        """Try to use as much space as the next record needs; report it if that succeeds."""
         async with self.lock:
             storage = self._storage
             assert storage is not None, "attached at start"
@@ -174,7 +175,7 @@ class CheckpointSchedule:
         """Take a checkpoint now.
 
         Raises:
-            DiskFullError: no space; the previous one stays and the journal keeps everything.
+            DiskFullError: no space; the last checkpoint and the whole journal are kept.
             LogPoisonedError: a segment could not be synced.
         """
         async with self.lock:
@@ -192,16 +193,16 @@ class CheckpointSchedule:
 
 
 def _has_many_unsynced(storage: Recovered) -> bool:
-    """Whether so many sealed segments wait for a sync that they use others' descriptors."""
+    """Whether sealed segments that wait for a sync use more file descriptors than their share."""
     unsynced = STORAGE_DESCRIPTORS.held - len(MAPPED_SEGMENTS) - len(storage.logs)
     return unsynced > current_shares().unsynced
 
 
 def _try_space(journal: Journal) -> None:
-    """Create a file of the size that records may need, or a journal file if there is no spare.
+    """Create, and remove, a file of the size that records need; or create a spare journal file.
 
     Raises:
-        DiskFullError: no space; no file is left behind.
+        DiskFullError: there is no space; no file is left behind.
         LogPoisonedError: the disk fails.
     """
     if journal.needs_spare:
@@ -212,11 +213,11 @@ def _try_space(journal: Journal) -> None:
 
 
 async def _write_pending(logs: Iterable[Log]) -> None:
-    """Write batches that logs have in memory only, in small parts between group commits.
+    """Write batches that logs hold only in memory, in small parts between group commits.
 
     Raises:
-        DiskFullError: no space.
-        LogPoisonedError: a write failed, now or earlier.
+        DiskFullError: there is no space.
+        LogPoisonedError: this write failed, or an earlier one.
     """
     room = PENDING_STEP_BYTES
     for log in list(logs):

@@ -2,8 +2,8 @@
 
 Rules: the loop decides what is removed and changes the log in memory, in microseconds; everything
 that reads or writes files runs on a thread. Segments are rewritten one partition at a time, and
-never while a stream is being deleted. Removal is durable, so the newer records that replace the
-removed ones are made durable before, also those that were acked from memory.
+never while a stream is being deleted. Removal is durable. So the newer records that replace the
+removed ones must be durable before, even if they were acknowledged from memory.
 """
 
 import asyncio
@@ -34,17 +34,17 @@ logger = logging.getLogger(__name__)
 
 
 class Cleaner:
-    """Removes records that streams need not keep.
+    """Removes the records that streams no longer keep.
 
     Args:
-        partitions: called in every round for the present partitions.
+        partitions: called in every round; returns the current partitions.
         commit_finished: waits for the group commit in progress, which may still be undone.
-        sync: as ``commit_finished``, and then makes durable what no group commit has synced.
-        delete_before: deletes expired records before an offset. In a cluster, all copies of a
-            partition do so together, by the metadata.
+        sync: waits likewise, then syncs records that were acknowledged without a sync.
+        delete_before: deletes expired records before an offset. In a cluster the metadata decides
+            it, and all replicas of the partition delete.
         lock: held while a partition is compacted, and while streams are deleted.
         disk: the file system for compacted segments.
-        clock: for the age of records.
+        clock: gives the age of records.
         telemetry: counters.
         interval_ms: the time between two rounds.
     """
@@ -75,10 +75,10 @@ class Cleaner:
         self._steady = SteadyTime(clock)
         self._write_times: dict[Log, WriteTimes] = {}
         self._indexed: dict[Log, int] = {}
-        """As far as the subjects of each log are indexed."""
+        """The offset up to which the subjects of each log are indexed."""
 
     async def run(self) -> None:
-        """Clean for ever; failures are logged and retried in the next round."""
+        """Clean until cancelled; failures are logged and retried in the next round."""
         while True:
             await asyncio.sleep(self._interval_s)
             await self.clean()
@@ -96,9 +96,13 @@ class Cleaner:
                 if has_wildcard(partition.config.subject) and partition.key_error is None:
                     await self._index(partition.log)
             except UnavailableError as error:
-                logger.warning("cleaning %s, will try again: %s", partition.name, error)
+                logger.warning(
+                    "cleaning %s failed and will be tried again: %s", partition.name, error
+                )
             except StrandlineError as error:
-                logger.error("cleaning %s: %s", partition.name, error)  # noqa: TRY400  no trace
+                logger.error(  # noqa: TRY400  no trace
+                    "cleaning %s failed: %s", partition.name, error
+                )
         live = {partition.log for partition in self._partitions()}
         self._compactors = {log: c for log, c in self._compactors.items() if log in live}
         self._write_times = {log: t for log, t in self._write_times.items() if log in live}
@@ -136,7 +140,7 @@ class Cleaner:
                 records_per_subject=partition.config.max_records_per_subject,
             )
             self._compactors[log] = compactor
-        # Null values that are removed too early cannot be restored: use the earlier time.
+        # A null value that is removed too early cannot be restored, so the earlier time counts.
         now_ns = min(self._clock.now_ns(), self._steady.now_ns())
         if not compactor.is_due(now_ns=now_ns, tombstones_below=_seen_by_all(partition)):
             return
@@ -153,7 +157,7 @@ class Cleaner:
                 counts=lambda header: is_visible(partition.transaction_index, header),
             )
             if partition.log is not log:
-                return  # the log was reopened meanwhile, and the prepared files are gone
+                return  # the log was reopened meanwhile, which removed the prepared files
             await asyncio.to_thread(compactor.apply, prepared)
             self._indexed.pop(log, None)
         self._telemetry.compaction_records += prepared.records_removed
@@ -161,12 +165,12 @@ class Cleaner:
         self._telemetry.compaction_seconds.observe(seconds)
 
     async def _index(self, log: Log) -> None:
-        """Index the subjects of what is sealed."""
+        """Index the subjects of sealed segments."""
         self._indexed[log] = await asyncio.to_thread(log.index_subjects, self._indexed.get(log, 0))
 
 
 def _seen_by_all(partition: Partition) -> Offset:
-    """Return the offset below which null values are on the disk of every replica."""
+    """Return the offset below which null values are on the disks of all replicas."""
     replica_hooks = partition.replica_hooks
     return (
         partition.last_stable_offset if replica_hooks is None else replica_hooks.min_replica_offset
@@ -175,7 +179,7 @@ def _seen_by_all(partition: Partition) -> Offset:
 
 @contextmanager
 def counted_removal(log: Log, telemetry: Telemetry) -> Iterator[None]:
-    """Count what the block removes from a log."""
+    """Count the records that the block removes from a log."""
     segments, size = len(log.segments), log.size_bytes
     yield
     telemetry.retention_segments += max(0, segments - len(log.segments))
@@ -183,7 +187,7 @@ def counted_removal(log: Log, telemetry: Telemetry) -> Iterator[None]:
 
 
 def retention_policy(config: StreamConfig) -> RetentionPolicy:
-    """Return the retention policy of a stream's settings."""
+    """Return the retention policy for a stream's settings."""
     return RetentionPolicy(
         age_ms=config.retention_age_ms,
         bytes_max=config.retention_bytes,

@@ -1,7 +1,7 @@
-"""Reports of corruption that a reader found: logged and counted once, and passed to the replica.
+"""Reports of corruption that readers found: logged and counted once, and passed to the replica.
 
-Rules: a reader of a log reports corruption here, from any thread, and continues; the rest happens
-on the loop. The replica gets each report, and requests a copy once.
+Rules: a reader of a log reports corruption here, from any thread, and continues; everything else
+happens on the loop. The replica gets every report, and requests the records once.
 """
 
 import logging
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 class CorruptionReports:
-    """The known corrupt ranges.
+    """The corrupt ranges known so far.
 
     Args:
         call_soon: runs a function on the loop, from any thread.
@@ -40,7 +40,7 @@ class CorruptionReports:
         Args:
             name: the name of the partition.
             log_id: the id of its log.
-            error: has the file and position.
+            error: the error, with file and position.
             repair: called on the loop with the range of offsets, if it is known.
         """
         self._call_soon(lambda: self._note(name, log_id, error, repair=repair))
@@ -62,5 +62,5 @@ class CorruptionReports:
             repair(Offset(error.first_offset), Offset(error.next_offset))
 
     def forget(self) -> None:
-        """Log and count known corruption again: a new scan begins."""
+        """Forget the known corruption, so that a new scan logs and counts it again."""
         self._logged.clear()

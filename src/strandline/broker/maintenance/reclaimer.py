@@ -1,7 +1,7 @@
-"""Removes records and their files on a thread: a file system takes long to free gigabytes.
+"""Removes records and their files on a thread: file systems take long to free gigabytes.
 
 Rules: the loop decides what is removed and changes the logs in memory; one thread removes the
-files, in the order given. The next start removes what is left at the stop.
+files, in order. What is left when the broker stops is removed at the next start.
 """
 
 import asyncio
@@ -22,19 +22,20 @@ class SpaceReclaimer:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="strandline-reclaim")
 
     def run(self, removal: Callable[[], None]) -> None:
-        """Schedule a removal; a failure is logged, and left to the next start."""
+        """Schedule a removal; if it fails, that is logged, and the next start tries again."""
         self._thread.submit(_logged, removal)
 
     async def drained(self) -> None:
-        """Wait until everything scheduled so far is removed."""
+        """Wait until everything that was scheduled so far is removed."""
         await asyncio.wrap_future(self._thread.submit(_nothing))
 
     async def truncate_before(self, log: Log, offset: int) -> None:
-        """Remove the records of a log below ``offset``.
+        """Delete the records of a log below ``offset``.
 
         Raises:
-            OffsetOutOfRangeError: beyond the log end offset.
-            DiskFullError: no space for the new start, even after removing segments.
+            OffsetOutOfRangeError: the offset is beyond the log end offset.
+            DiskFullError: there is no space to store the new start, even after segments were
+                removed.
             LogPoisonedError: a write failed.
         """
         if offset > log.log_end_offset:
@@ -52,15 +53,15 @@ class SpaceReclaimer:
         log.drop_before(offset)
 
     def delete(self, logs: Iterable[Log]) -> None:
-        """Delete logs that are no longer written; their files follow (``drained``).
+        """Delete logs that are no longer written; the thread removes their files (``drained``).
 
-        On the event loop their directories are only renamed, without a sync.
+        The event loop only renames their directories, without a sync.
         """
         for log in logs:
             _logged(log.delete)
 
     def close(self) -> None:
-        """Finish the removal in progress."""
+        """Wait for the removal in progress, and stop the thread."""
         self._thread.shutdown(cancel_futures=True)
 
 
@@ -68,10 +69,10 @@ def _logged(removal: Callable[[], None]) -> None:
     try:
         removal()
     except StrandlineError as error:
-        logger.warning("the next start removes the rest: %s", error)
+        logger.warning("files could not be removed; the next start removes them: %s", error)
     except Exception:
         logger.exception("files could not be removed, please report")
 
 
 def _nothing() -> None:
-    """Mark a place in the queue."""
+    """Do nothing; marks a place in the queue of removals."""

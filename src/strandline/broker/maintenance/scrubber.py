@@ -1,8 +1,8 @@
 """Reads every log from time to time, to find corruption while other replicas have a copy.
 
-Rules: it reads slowly, on a thread, one log at a time. A broker whose recovery found corruption
-starts at once, another one after a while. Corruption is only reported. A log that is closed,
-reopened or truncated meanwhile is left to the next round.
+Rules: reads slowly, on a thread, one log at a time. If recovery found corruption, the first round
+starts at once, otherwise after one interval. Corruption is only reported. A log that is closed,
+reopened or truncated during its round is left to the next round.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ class Scrubber:
     """Searches all logs for corruption.
 
     Args:
-        partitions: called in every round for the present partitions.
+        partitions: called in every round; returns the current partitions.
         reports: receives the corruption found.
         telemetry: counters.
         interval_ms: the time between two rounds.
@@ -50,11 +50,11 @@ class Scrubber:
         self._is_urgent = asyncio.Event()
 
     def hurry(self) -> None:
-        """Begin a round soon, because corruption is likely."""
+        """Start a round soon, because corruption is likely."""
         self._is_urgent.set()
 
     async def run(self) -> None:
-        """Run rounds for ever."""
+        """Run rounds until cancelled."""
         await self._pause(min(FIRST_AFTER_S, self._interval_s))
         while True:
             self._reports.forget()
@@ -66,7 +66,7 @@ class Scrubber:
             async with asyncio.timeout(seconds):
                 await self._is_urgent.wait()
         except TimeoutError:
-            pass  # nothing was urgent
+            pass  # the pause ended without ``hurry``
         self._is_urgent.clear()
 
     async def scrub(self) -> None:
@@ -75,14 +75,14 @@ class Scrubber:
             try:
                 await self._scrub(partition, partition.log)
             except (OffsetOutOfRangeError, UnavailableError) as error:
-                logger.debug("scrubbing %s ends: %s", partition.name, error)
+                logger.debug("%s is left to the next round: %s", partition.name, error)
 
     async def _scrub(self, partition: Partition, log: Log) -> None:
-        """Read one log up to its present end.
+        """Read one log up to its current end.
 
         Raises:
-            OffsetOutOfRangeError: it was truncated meanwhile.
-            UnavailableError: it was closed.
+            OffsetOutOfRangeError: the log was truncated meanwhile.
+            UnavailableError: the log was closed.
         """
         offset, end = log.log_start_offset, log.log_end_offset
         may_have_gaps = partition.config.has_gaps and partition.replica_hooks is None
@@ -94,12 +94,12 @@ class Scrubber:
             except OffsetOutOfRangeError:
                 if offset >= log.log_start_offset:
                     raise
-                offset = log.log_start_offset  # retention removed it first
+                offset = log.log_start_offset  # retention deleted the records meanwhile
             except CorruptBatchError as corruption:
                 partition.committed.report_corruption(corruption)
                 offset = Offset(max(corruption.next_offset, offset + 1))
             else:
                 size, offset = len(found.buffer), found.next_offset
-                del found  # else the segment stays mapped
+                del found  # otherwise the segment stays mapped
             self._telemetry.scrubbed_bytes += size
             await asyncio.sleep(size / self._bytes_per_s)

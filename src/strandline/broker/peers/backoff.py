@@ -4,8 +4,9 @@
 class ReconnectBackoff:
     """A wait that doubles from ``min_s`` to ``max_s``, shortened by a random part of up to half.
 
-    The random part prevents brokers from reconnecting at the same moments. A short connection does
-    not reset the wait, since a peer that accepts and closes would be called at full speed.
+    The random part prevents brokers from reconnecting at the same moments. A connection that lasts
+    only briefly does not reset the wait; otherwise a peer that accepts and closes would be called
+    without pause.
 
     Args:
         min_s: the longest first wait.
@@ -19,11 +20,11 @@ class ReconnectBackoff:
         self._next_s = min_s
 
     def next_s(self, random: float, *, lasted_s: float = 0.0) -> float:
-        """Return the seconds to wait now.
+        """Return the number of seconds to wait before the next attempt.
 
         Args:
             random: from 0 up to 1.
-            lasted_s: how long the last connection was up.
+            lasted_s: how long the last connection lasted.
         """
         if lasted_s >= self._max_s:
             self._next_s = self._min_s

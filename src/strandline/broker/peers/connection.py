@@ -1,9 +1,9 @@
 """One TCP connection between two brokers: sockets to frames and back.
 
 Rules: a connection carries frames one way, from the broker that opened it; the other way carries
-the answer to the handshake only. Writing never waits: frames queue up to a limit, beyond which the
-connection is closed. ``session`` decides what the end of a connection means. Every end, ours too,
-is reported once, by the loop and never from inside a call of ours.
+only the answer to the handshake. Writing never waits: frames queue up to a limit; beyond it the
+connection is closed. ``session`` decides what the end of a connection means. Every end, also by
+this broker, is reported once, by the loop and never from inside a call of this broker.
 """
 
 import asyncio
@@ -26,20 +26,20 @@ from strandline.broker.peers.tls import certified_brokers
 from strandline.types import BrokerId
 
 SLICE_BYTES: Final = 1 << 20
-"""Queued bytes handed to the transport at a time, unless one buffer is larger."""
+"""The queued bytes that the transport gets at a time, unless one buffer is larger."""
 JOIN_BYTES: Final = 64 << 10
 JOIN_MEAN_BYTES: Final = 4096
-"""Fewer bytes, or smaller buffers on average, are joined: a copy of these costs less than their
-place in a list of buffers for the kernel."""
+"""Buffers with a lower average size are joined, and so are all with up to ``JOIN_BYTES`` in total:
+copying them costs less than passing a longer list of buffers to the kernel."""
 MORE_THAN_HANDSHAKE: Final = "the other end sent more than its part of the handshake"
 
 
 class PeerConnection(asyncio.BufferedProtocol):
-    """The part of a peer connection that both ends share.
+    """The part of a peer connection that both of its ends share.
 
     Args:
         limits: sizes and timeouts.
-        on_begin: called at the beginning, with TLS after its handshake.
+        on_begin: called at the beginning; with TLS, after the TLS handshake.
         on_end: called once, after the end.
     """
 
@@ -63,16 +63,16 @@ class PeerConnection(asyncio.BufferedProtocol):
         )
         self.is_open = False
         self.peer: BrokerId | None = None
-        """The peer: the one we connected to, or the one named in the handshake."""
+        """The peer: the broker we connected to, or the one named in the handshake."""
         self.incarnation = ""
-        """Of the peer; set by the handshake."""
+        """The peer's incarnation; set by the handshake."""
         self.failure = ""
-        """Why we closed it, if we did."""
+        """Why this broker closed the connection, if it did."""
         self.closed: asyncio.Future[str] = self._loop.create_future()
-        """Completed with the reason when the connection ends."""
+        """Has the reason of the end as its result, once the connection has ended."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin; close the connection if no handshake arrives in time."""
+        """Start the handshake's time limit, which closes the connection."""
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=self._limits.write_high_bytes)
         tune(self._transport.get_extra_info("socket"), self._limits)
@@ -84,7 +84,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         self._on_begin(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Report the end."""
+        """Report the end of the connection."""
         self.is_open = False
         self.handshake_done()
         reason = self.failure or (describe(exc) if exc else "closed by the other end")
@@ -97,7 +97,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         return self._decoder.buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Decode the frames that are complete."""
+        """Handle the frames that the new bytes complete."""
         if not self.is_open:
             return
         try:
@@ -131,21 +131,21 @@ class PeerConnection(asyncio.BufferedProtocol):
         return certified_brokers(self._live().get_extra_info("ssl_object"))
 
     def close(self, reason: str) -> None:
-        """Close after everything queued was sent."""
+        """Close the connection after everything queued was sent."""
         if self.is_open:
             self.is_open = False
             self.failure = self.failure or reason
             self._live().close()
 
     def abort(self, reason: str) -> None:
-        """Close at once; queued frames may be lost. Also ends a close that takes too long."""
+        """Close at once; queued frames may be lost. Also ends a ``close`` that takes too long."""
         self.is_open = False
         self.failure = self.failure or reason
         if self._transport is not None:
             self._transport.abort()
 
     def _put(self, buffers: Iterable[Data]) -> None:
-        """Write buffers, unless the transport is closing: uvloop's would raise."""
+        """Write buffers, unless the transport is closing, when uvloop would raise."""
         if not self._live().is_closing():
             self._live().writelines(buffers)
 
@@ -155,11 +155,11 @@ class PeerConnection(asyncio.BufferedProtocol):
 
 
 class Incoming(PeerConnection):
-    """A connection that a peer opened: it receives frames.
+    """A connection that a peer opened: this broker receives frames on it.
 
     Args:
         limits: sizes and timeouts.
-        on_frame: receives frames once the peer is up.
+        on_frame: receives the frames after the handshake, once the peer is up.
         on_hello: receives the first frame.
         on_begin: called at the beginning.
         on_end: called once, after the end.
@@ -181,14 +181,14 @@ class Incoming(PeerConnection):
         self._is_held = True
 
     def take(self, frame: Frame) -> None:
-        """Pass a frame on, or keep it until the peer is up."""
+        """Pass a frame on, or hold it until the peer is up."""
         if self.peer is None:
             self._on_hello(self, frame)
         elif self._is_held:
-            # The peer is up on its side; our own connection's answer is still in flight. Reading
-            # went on so far, since without reading the end of a connection is not noticed.
+            # For the peer this broker is up, but the answer on our own connection is still in
+            # flight. Reading continued until now, since only a read shows the end of a connection.
             self._held.append(frame)
-            if not self._live().is_closing():  # uvloop raises otherwise
+            if not self._live().is_closing():  # uvloop would raise
                 self._live().pause_reading()
         else:
             self._on_frame(self.peer, frame)
@@ -205,12 +205,12 @@ class Incoming(PeerConnection):
         self._put(encode_hello(me, self.peer))
 
     def reject(self, error: HandshakeError) -> None:
-        """Send the rejection and close."""
+        """Send the rejection, then close the connection."""
         self._put(encode_rejection(error))
         self.close(f"rejected: {error}")
 
     def release(self) -> None:
-        """Pass on the held frames and continue reading: the peer is up."""
+        """Pass on the held frames and continue to read, since the peer is up."""
         assert self.peer is not None, "released before its handshake"
         self._is_held = False
         held, self._held = self._held, []
@@ -222,12 +222,12 @@ class Incoming(PeerConnection):
 
 
 class Outgoing(PeerConnection):
-    """A connection that we opened: it sends frames.
+    """A connection that this broker opened: it sends frames on it.
 
     Args:
         limits: sizes and timeouts.
         me: this broker.
-        to: the broker to connect to.
+        to: the broker at the other end.
         on_answer: called after the handshake.
         on_begin: called at the beginning.
         on_end: called once, after the end.
@@ -254,17 +254,17 @@ class Outgoing(PeerConnection):
         self.queued_bytes = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send our handshake."""
+        """Send this broker's handshake."""
         super().connection_made(transport)
         self._put(encode_hello(self._me, self._to))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Drop queued frames."""
+        """Drop the queued frames, and report the end."""
         self._drop_queue()
         super().connection_lost(exc)
 
     def take(self, frame: Frame) -> None:
-        """Handle the handshake's answer; there is no second frame."""
+        """Handle the answer to the handshake; any further frame is an error."""
         if self.incarnation:
             self.abort(MORE_THAN_HANDSHAKE)
             return
@@ -280,7 +280,7 @@ class Outgoing(PeerConnection):
     # Sending
 
     def send(self, buffers: list[Data]) -> bool:
-        """Queue a frame; those of one loop iteration are sent together. False if it is closed."""
+        """Queue a frame, to be sent at the end of the loop's round; False if already closed."""
         if not self.is_open:
             return False
         size = sum(map(len, buffers))
@@ -298,7 +298,7 @@ class Outgoing(PeerConnection):
         return True
 
     def finish(self, reason: str) -> None:
-        """Send everything, then close."""
+        """Send all queued frames, then close the connection."""
         if self.is_open:
             rest = list(self._queue)
             self._drop_queue()
@@ -334,7 +334,7 @@ class Outgoing(PeerConnection):
         return buffers
 
     def _write(self, buffers: list[Data]) -> None:
-        """Write once, joined if small, so that the kernel gets few long pieces."""
+        """Write buffers at once; join small ones, so that the kernel gets few pieces."""
         size = sum(map(len, buffers))
         if size <= JOIN_BYTES or size < len(buffers) * JOIN_MEAN_BYTES:
             buffers = [b"".join(buffers)]
@@ -346,7 +346,7 @@ class Outgoing(PeerConnection):
 
 
 def describe(error: Exception) -> str:
-    """Return an error for the log; some socket errors have no text."""
+    """Return an error as text for the log; some socket errors have no text of their own."""
     return str(error) or type(error).__name__
 
 
@@ -354,12 +354,12 @@ class Tunable(Protocol):
     """A socket, or uvloop's substitute for one."""
 
     def setsockopt(self, level: int, option: int, value: int, /) -> None:
-        """Set a socket option, like ``socket.setsockopt``."""
+        """Set a socket option, as ``socket.setsockopt`` does."""
         ...
 
 
 def tune(sock: Tunable, limits: LinkLimits) -> None:
-    """Set TCP options: send small frames at once, and detect a dead peer within seconds."""
+    """Set TCP options: small frames are sent at once, and a dead peer is detected in seconds."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, limits.keepalive_idle_s)

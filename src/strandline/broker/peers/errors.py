@@ -1,19 +1,19 @@
 """The errors that end a connection between two brokers.
 
-Rules: these never leave the package. They close a connection and are logged, and the owner of the
-link is notified that the peer is disconnected; so they are no ``StrandlineError`` and have no code
-for clients.
+Rules: these errors never leave the package. They close a connection and are logged, and the owner
+of the link is notified that the peer is disconnected. So they are no ``StrandlineError`` and have
+no code for clients.
 """
 
 from enum import StrEnum
 
 
 class PeerFrameError(Exception):
-    """Bytes that are not a frame, or a frame over a limit; nothing more can be decoded."""
+    """Bytes that are no frame, or a frame over a limit; later bytes cannot be decoded either."""
 
 
 class HandshakeRejection(StrEnum):
-    """Why a broker rejects a handshake; sent to the peer, so names are stable."""
+    """Why a broker rejects a handshake; sent to the peer, so the values must not change."""
 
     NOT_A_PEER = "not_a_peer"
     VERSION = "version"
@@ -26,11 +26,11 @@ class HandshakeRejection(StrEnum):
 
 
 class HandshakeError(Exception):
-    """The peer is rejected.
+    """The handshake of a peer is rejected.
 
     Args:
         reason: a stable code.
-        message: for people: what is wrong, and what was expected.
+        message: for people; says what is wrong, and what was expected.
     """
 
     def __init__(self, reason: HandshakeRejection, message: str) -> None:

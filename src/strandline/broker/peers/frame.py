@@ -6,14 +6,14 @@
         header (msgpack, encoded by the caller)
         attachments, one after another
 
-Rules: a length is used only after it was compared with its limit and with the lengths around it;
-nothing is allocated before. After a bad frame the stream cannot be decoded further, because the
-start of the next frame is unknown. A ``Frame`` owns its bytes: no later read changes them.
+Rules: a length is used only after it was compared with its limit and with the other lengths of the
+frame; nothing is allocated before. After a bad frame the stream cannot be decoded further, because
+the start of the next frame is unknown. A ``Frame`` owns its bytes: no later read changes them.
 
-The decoder is filled in place (``buffer``, ``received``), as asyncio's BufferedProtocol requires. A
-frame that fits into the receive buffer is copied once, so that a small attachment does not keep a
-large buffer alive. A larger frame gets memory of its own, which the socket reads into, and its
-attachments are views of that, without a copy.
+The socket reads into the decoder's memory (``buffer``, ``received``), as asyncio's BufferedProtocol
+requires. A frame that fits into the receive buffer is copied once, so that a small attachment does
+not keep a large buffer alive. A larger frame gets memory of its own, which the socket reads into;
+its attachments are views of that memory, without a copy.
 """
 
 import struct
@@ -32,7 +32,7 @@ BODY: Final = struct.Struct("<BII")
 HEAD: Final = struct.Struct("<IIBII")
 LENGTH_BYTES: Final = 4
 RECEIVE_BYTES: Final = 256 << 10
-"""The most that one read takes while frames are small; more gained nothing when measured."""
+"""The most bytes of one read while frames are small; a larger buffer was not faster."""
 
 
 class Frame(NamedTuple):
@@ -41,11 +41,11 @@ class Frame(NamedTuple):
     channel: int
     header: bytes
     attachments: tuple[memoryview, ...] = ()
-    """Read-only."""
+    """Read-only views."""
 
 
 def encode_frame(channel: int, header: bytes, attachments: Sequence[Data] = ()) -> list[Data]:
-    """Return a frame as buffers to write in order; attachments are not copied."""
+    """Return a frame as buffers to be written in order; attachments are not copied."""
     if not attachments:
         body = BODY.pack(channel, len(header), 0) + header
         return [PREFIX.pack(len(body), crc32c(body)) + body]
@@ -63,13 +63,13 @@ def encode_frame(channel: int, header: bytes, attachments: Sequence[Data] = ()) 
 class FrameDecoder:
     """Decodes frames from received bytes.
 
-    Invariants: the receive buffer begins at the beginning of a frame; while ``_large`` is set the
-    receive buffer is empty; a frame in ``_large`` is longer than the receive buffer.
+    Invariants: the receive buffer starts with the start of a frame; while ``_large`` is set the
+        receive buffer is empty; a frame in ``_large`` is longer than the receive buffer.
 
     Args:
         frame_bytes_max: the largest frame, its prefix included.
-        attachments_max: the limit of one frame.
-        receive_bytes: size of the receive buffer.
+        attachments_max: the most attachments of one frame.
+        receive_bytes: the size of the receive buffer.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class FrameDecoder:
 
     @property
     def is_between_frames(self) -> bool:
-        """Whether no part of a frame is buffered."""
+        """Whether no part of a frame is waiting for the rest."""
         return self._filled == 0 and self._large is None
 
     def buffer(self) -> memoryview:
@@ -95,7 +95,7 @@ class FrameDecoder:
         return self._view[self._filled :]
 
     def received(self, size: int) -> list[Frame]:
-        """Decode ``size`` bytes in ``buffer()``; return the frames they complete.
+        """Decode the ``size`` bytes just written to ``buffer()``; return the completed frames.
 
         Raises:
             PeerFrameError: the bytes are not a frame; the decoder cannot be used any longer.
@@ -121,7 +121,7 @@ class FrameDecoder:
         return frames
 
     def feed(self, data: Data) -> list[Frame]:
-        """Copy ``data`` in, for callers without a socket; else as ``received``."""
+        """Decode a copy of ``data``, for callers without a socket; raises as ``received`` does."""
         frames: list[Frame] = []
         rest = memoryview(data)
         while rest:
@@ -133,7 +133,7 @@ class FrameDecoder:
         return frames
 
     def _check_head(self, start: int) -> int:
-        """Return the length of the frame at ``start`` after checking its head."""
+        """Return the length of the frame that starts at ``start``, after checking its head."""
         length, _, _, header_bytes, count = HEAD.unpack_from(self._view, start)
         total: int = PREFIX.size + length
         if total > self._frame_bytes_max:
@@ -149,7 +149,7 @@ class FrameDecoder:
         return total
 
     def _begin_large(self, start: int, total: int) -> None:
-        """Receive the rest of a frame into memory of its own."""
+        """Allocate memory for a large frame, and receive the rest of the frame into it."""
         large = memoryview(bytearray(total))
         self._large_filled = self._filled - start
         large[: self._large_filled] = self._view[start : self._filled]
@@ -165,11 +165,11 @@ class FrameDecoder:
 
 
 def _decoded(view: memoryview, *, is_own: bool) -> Frame:
-    """Return the frame in ``view``, whose head has been checked.
+    """Return the frame in ``view``, whose head was checked before.
 
     Args:
         view: the whole frame.
-        is_own: whether the memory belongs to this frame only, so that it need not be copied.
+        is_own: whether the memory belongs to this frame alone, and need not be copied.
     """
     _, crc, channel, header_bytes, count = HEAD.unpack_from(view)
     if crc32c(view[PREFIX.size :]) != crc:

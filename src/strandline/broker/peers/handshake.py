@@ -1,9 +1,11 @@
-"""The handshake: the first frame each way identifies the sender and the receiver. Pure.
+"""The handshake: the first frame in each direction names its sender and its receiver. Pure.
 
-The connecting broker sends ``Hello``; the other answers with a ``Hello`` of its own, or with
-``Rejected`` and closes. Rules: both check the other. Magic and version are checked first, so that a
-later version may change the rest. A frame before the answer is a violation. A broker restarts with
-a new incarnation, by which ``session`` distinguishes its old connections from its new ones.
+The connecting broker sends ``Hello``. The other answers with a ``Hello`` of its own, or with
+``Rejected`` and closes.
+
+Rules: both sides check the other. Magic and version are checked first, so that a later version may
+change the rest. A frame before the answer is an error. A restarted broker has a new incarnation, by
+which ``session`` distinguishes its old connections from its new ones.
 """
 
 from collections.abc import Container
@@ -19,7 +21,7 @@ from strandline.types import BrokerId
 MAGIC: Final = "strandline-peer"
 VERSION: Final = 1
 HANDSHAKE_CHANNEL: Final = 0
-"""Reserved for the handshake."""
+"""The channel of the handshake; no other frame may use it."""
 TEXT_MAX: Final = 512
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
@@ -32,20 +34,20 @@ class PeerIdentity(msgspec.Struct, frozen=True, kw_only=True):
     cluster_id: str
     broker_id: BrokerId
     incarnation: str
-    """Random, new at each start of the process."""
+    """A random text, new at each start of the process."""
     directory_id: str = ""
-    """Random, created with the data directory: different on another disk."""
+    """A random text, created with the data directory, so that another disk has another."""
 
 
 class _Opening(msgspec.Struct, frozen=True):
-    """The fields that every version of the protocol begins with."""
+    """The fields with which a handshake of any version begins."""
 
     magic: str
     version: int
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello", tag_field="kind"):
-    """The first message of a connection: the sender, and the broker it expects to reach."""
+    """The first message of a connection: its sender, and the broker that it wants to reach."""
 
     magic: str = MAGIC
     version: int = VERSION
@@ -57,7 +59,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello", tag_field="k
 
 
 class Rejected(msgspec.Struct, frozen=True, kw_only=True, tag="rejected", tag_field="kind"):
-    """The answer that rejects a connection. The reason is a string: later versions may add some."""
+    """The answer that rejects a connection; later versions may add reasons, so it is a string."""
 
     magic: str = MAGIC
     version: int = VERSION
@@ -70,7 +72,7 @@ _decode_answer = msgspec.msgpack.Decoder(Hello | Rejected).decode
 
 
 def encode_hello(me: PeerIdentity, to: BrokerId) -> list[Data]:
-    """Encode the frame that opens a connection, or answers."""
+    """Encode the frame that opens a connection or accepts it."""
     hello = Hello(
         cluster_id=me.cluster_id,
         broker_id=me.broker_id,
@@ -82,7 +84,7 @@ def encode_hello(me: PeerIdentity, to: BrokerId) -> list[Data]:
 
 
 def encode_rejection(error: HandshakeError) -> list[Data]:
-    """Encode the frame that rejects."""
+    """Encode the frame that rejects a connection."""
     refused = Rejected(reason=error.reason.value, text=str(error)[:TEXT_MAX])
     return encode_frame(HANDSHAKE_CHANNEL, msgspec.msgpack.encode(refused))
 
@@ -94,16 +96,16 @@ def accept_hello(
     *,
     certified: frozenset[BrokerId] | None,
 ) -> Hello:
-    """Return the hello of a broker that connected to us.
+    """Return the hello of a broker that connected to this one.
 
     Args:
         frame: the first frame.
         me: this broker.
-        known: brokers of the cluster.
-        certified: the brokers that its certificate names; None without TLS.
+        known: the brokers of the cluster.
+        certified: the brokers named in the peer's certificate; None without TLS.
 
     Raises:
-        HandshakeError: we reject it.
+        HandshakeError: this broker rejects the peer.
     """
     hello = _decode(frame)
     if isinstance(hello, Rejected):
@@ -128,10 +130,10 @@ def accept_hello(
 def accept_answer(
     frame: Frame, me: PeerIdentity, expected: BrokerId, *, certified: frozenset[BrokerId] | None
 ) -> Hello:
-    """Return the answer of a broker that we connected to.
+    """Return the answer of a broker that this one connected to.
 
     Raises:
-        HandshakeError: it rejected us, or we reject it.
+        HandshakeError: the peer rejected this broker, or this broker rejects the peer.
     """
     hello = _decode(frame)
     if isinstance(hello, Rejected):
@@ -172,7 +174,7 @@ def _decode(frame: Frame) -> Hello | Rejected:
 
 
 def _check(hello: Hello, me: PeerIdentity, certified: frozenset[BrokerId] | None) -> None:
-    """Check what both sides check of each other."""
+    """Check what both sides of a connection require of each other."""
     if hello.cluster_id != me.cluster_id:
         raise HandshakeError(
             HandshakeRejection.OTHER_CLUSTER,

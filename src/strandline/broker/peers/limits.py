@@ -4,43 +4,43 @@ import msgspec
 
 
 class LinkLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits of a link; every length from outside is checked before memory is allocated."""
+    """The limits of a link; each length from outside is checked before memory is allocated."""
 
     frame_bytes_max: int = 64 << 20
-    """The largest frame, its prefix included; more than ``limits.batch_bytes`` of the broker."""
+    """The largest frame with its prefix; more than ``limits.batch_bytes`` of the broker."""
     attachments_max: int = 65_536
-    """Attachments of one frame."""
+    """The most attachments of one frame."""
     queue_bytes_max: int = 64 << 20
-    """Bytes that wait for a peer that does not take them; then it counts as lost. One frame may
-    always wait, however large."""
+    """The most bytes that may wait for a peer that does not accept them; beyond, the peer counts as
+    lost. A single frame may always wait, however large."""
     write_high_bytes: int = 1 << 20
-    """Bytes the transport may hold before frames wait in our own queue, which is counted."""
+    """The most bytes in the transport before frames wait in the link's own queue."""
 
     handshake_bytes_max: int = 4096
-    """The largest frame of a peer that has not said who it is."""
+    """The largest frame before the handshake."""
     handshake_timeout_s: float = 2.0
     strangers_max: int = 64
-    """Accepted connections that have not said who they are; the oldest makes room."""
+    """The most accepted connections without a handshake; beyond, the oldest one is closed."""
     connect_timeout_s: float = 2.0
     patience_s: float = 5.0
-    """How long a broker may be missing after we began to call it before that is worth a warning:
-    brokers that start together do not all listen at once."""
+    """How long a broker may be unreachable after the first attempt before that is logged as a
+    warning: brokers that start together do not all listen at once."""
 
     backoff_min_s: float = 0.05
     backoff_max_s: float = 1.0
 
     keepalive_idle_s: int = 5
-    """Silence after which the kernel asks whether the other machine is there."""
+    """Seconds without bytes after which the kernel probes the other machine."""
     keepalive_interval_s: int = 1
     keepalive_probes: int = 3
     unacked_timeout_ms: int = 5000
-    """How long sent bytes may stay unacknowledged by the other kernel."""
+    """How long the other kernel may leave sent bytes unacknowledged."""
 
     close_timeout_s: float = 1.0
-    """How long a stop waits for queued frames to go out."""
+    """How long a stop waits until queued frames are sent."""
 
     def __post_init__(self) -> None:
-        """Assert that the limits do not contradict each other."""
+        """Check that the limits do not contradict each other."""
         assert 0 < self.handshake_bytes_max <= self.frame_bytes_max
         assert 0 < self.backoff_min_s <= self.backoff_max_s
         assert self.attachments_max >= 0

@@ -2,8 +2,8 @@
 
 Rules: one event loop, no threads; every method is called on the loop. ``send`` never waits and
 never calls back. Between ``on_peer_back`` and ``on_peer_lost`` frames arrive in order and without
-gaps, in both directions; whenever one may be missing, both brokers get ``on_peer_lost``. The link
-repeats nothing: the cores do, since they know what is still needed.
+gaps, in both directions; whenever a frame may be missing, both brokers get ``on_peer_lost``. The
+link repeats no frames: the cores do, since they know which are still needed.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ class PeerLinks:
         admits: raises ``HandshakeError`` for a known peer that must be rejected.
         tls: files for mutual TLS; None for plain TCP.
         limits: sizes and timeouts.
-        rng: randomizes the waits between calls; tests pass a seeded one.
+        rng: randomizes the waits between attempts; tests pass a seeded one.
 
     Raises:
         InvalidConfigError: the TLS files cannot be used.
@@ -69,7 +69,7 @@ class PeerLinks:
         self._strangers: dict[PeerConnection, None] = {}
         self._rejections = LogThrottle()
         self.port = 0
-        """Where it listens, once started."""
+        """The port that it listens on, once started."""
 
     # Start and stop
 
@@ -81,7 +81,7 @@ class PeerLinks:
         """
         if self._tls is None or self._accepting is None or self._calling is None:
             return
-        listening_context(self._tls)  # test them first: half a pair would break it
+        listening_context(self._tls)  # test the files first: loading a half-changed pair is harmful
         load(self._accepting, self._tls)
         load(self._calling, self._tls)
 
@@ -106,7 +106,7 @@ class PeerLinks:
             self._call(peer)
 
     async def stop(self) -> None:
-        """Send what is queued and close everything; no callbacks from now on."""
+        """Send queued frames and close all connections; no callbacks from now on."""
         if self._server is None:
             return
         self._server.close()
@@ -121,15 +121,16 @@ class PeerLinks:
                 connection.finish("this broker stops")
             elif connection.peer not in up:
                 connection.close("this broker stops")
-            # What a peer that is up made stays open until the peer ends it: it does so once it has
-            # read our last frame. Were it closed now, the peer would end its session too early.
+            # A connection opened by a peer that is up stays open until the peer ends it, which it
+            # does after our last frame. If it were closed now, the peer would end its session too
+            # early.
         await self._all_closed()
         for connection in list(self._connections):
             connection.abort("this broker stops")
         await self._all_closed()
 
     async def _all_closed(self) -> None:
-        """Wait for the end of every connection, for a limited time."""
+        """Wait for a limited time until all connections have ended."""
         closing = [each.closed for each in self._connections]
         if closing:
             await asyncio.wait(closing, timeout=self._limits.close_timeout_s)
@@ -137,7 +138,7 @@ class PeerLinks:
     # Peers
 
     def add_peer(self, broker: BrokerId, address: Address) -> None:
-        """Connect to a broker, once started; a new address replaces the old one."""
+        """Connect to a broker, after ``start``; a new address replaces the old one."""
         assert broker != self.me.broker_id, "a broker is no peer of its own"
         known = self._peers.get(broker)
         if known is not None:
@@ -161,7 +162,7 @@ class PeerLinks:
             self._call(peer)
 
     def remove_peer(self, broker: BrokerId) -> None:
-        """Forget a broker: close its connections and report nothing more of it."""
+        """Forget a broker: close its connections, and send no more callbacks about it."""
         if broker in self._peers:
             self._retire(broker)
         for connection in self._connections:
@@ -180,7 +181,7 @@ class PeerLinks:
             call.cancel()
 
     def is_up(self, broker: BrokerId) -> bool:
-        """Whether frames are exchanged with the broker."""
+        """Whether the link to a broker is up, so that frames are exchanged."""
         peer = self._peers.get(broker)
         return peer is not None and peer.is_up
 
@@ -194,17 +195,18 @@ class PeerLinks:
     def send(
         self, broker: BrokerId, channel: int, header: bytes, *, attachments: Sequence[Data] = ()
     ) -> bool:
-        """Queue a frame for a broker; returns at once.
+        """Queue a frame for a broker; return at once.
 
         Args:
             broker: the receiver.
             channel: 1 to 255; its meaning is defined by the caller.
-            header: not interpreted here.
-            attachments: not copied: they must not change while the peer is up.
+            header: not interpreted by the link.
+            attachments: not copied, so they must not change while the peer is up.
 
         Returns:
-            False if the broker is disconnected and the frame is dropped: ``on_peer_back`` follows.
-            True means only that ``on_peer_lost`` was not called yet; the frame may still be lost.
+            False if the broker is disconnected, and the frame was dropped: ``on_peer_back`` will
+            follow. True means only that ``on_peer_lost`` was not called yet; the frame may still be
+            lost.
         """
         assert HANDSHAKE_CHANNEL < channel <= 0xFF, "channels are one byte, and 0 is ours"
         assert len(attachments) <= self._limits.attachments_max, "the caller keeps to the limit"
@@ -214,7 +216,7 @@ class PeerLinks:
         return peer.send(encode_frame(channel, header, attachments))
 
     def flush(self) -> None:
-        """Send queued frames in this loop iteration, because the caller is about to block."""
+        """Send queued frames now, because the caller is about to block the loop."""
         for peer in self._peers.values():
             peer.flush()
 
@@ -235,7 +237,7 @@ class PeerLinks:
             return
         self._strangers[connection] = None
         if len(self._strangers) > self._limits.strangers_max:
-            # Close the oldest: a peer's handshake takes milliseconds, and others must not block it.
+            # Close the oldest: a handshake takes milliseconds, and strangers must not block peers.
             oldest = next(iter(self._strangers))
             del self._strangers[oldest]
             oldest.abort("too many connections that do not say who they are")
@@ -248,7 +250,7 @@ class PeerLinks:
             if self._admits is not None:
                 self._admits(hello)
         except HandshakeError as error:
-            # A rejected peer calls again each second.
+            # Throttled: a rejected peer tries again each second.
             if self._rejections.is_due(str(error), asyncio.get_running_loop().time()):
                 logger.warning("rejected a connection: %s", error)
             connection.reject(error)

@@ -1,4 +1,4 @@
-"""One peer: connects to it, keeps the session with it, and notifies the owner of changes.
+"""One peer: connects to it, keeps the session with it, and notifies the link's owner of changes.
 
 Rules: there is one connection attempt at a time, and always one while there is no outgoing
 connection. The session decides; this module executes. Callbacks run on the loop, never inside a
@@ -34,9 +34,9 @@ class Address(NamedTuple):
 
 
 class PeerEvents(Protocol):
-    """The callbacks of a link's owner: for each peer back, frames, lost, and so on.
+    """The callbacks of a link's owner; for each peer: back, frames, lost, back, and so on.
 
-    They must not raise: an exception is a bug; it is logged and ends the connection.
+    They must not raise: an exception is a bug, which is logged and ends the connection.
     """
 
     def on_frame(self, peer: BrokerId, frame: Frame) -> None:
@@ -44,11 +44,11 @@ class PeerEvents(Protocol):
         ...
 
     def on_peer_back(self, peer: BrokerId) -> None:
-        """The peer is connected: frames pass in both directions."""
+        """Handle that the peer is connected: frames pass in both directions."""
         ...
 
     def on_peer_lost(self, peer: BrokerId) -> None:
-        """The peer is disconnected: frames may be lost in both directions."""
+        """Handle that the peer is disconnected: frames may be lost in both directions."""
         ...
 
 
@@ -60,11 +60,11 @@ class Peer:
         address: the peer's address.
         me: this broker.
         limits: sizes and timeouts.
-        events: the owner.
+        events: the callbacks of the link's owner.
         tls: None for plain TCP.
-        rng: randomizes the waits between calls.
-        on_begin: called for each connection that we opened.
-        on_end: called for each connection that ended; it calls ``ended``.
+        rng: randomizes the waits between attempts.
+        on_begin: called for each connection that this broker opened.
+        on_end: called for each connection that ended; it must call ``ended``.
     """
 
     def __init__(
@@ -101,12 +101,12 @@ class Peer:
 
     @property
     def is_up(self) -> bool:
-        """Whether frames are exchanged."""
+        """Whether the peer is up, so that frames are exchanged."""
         return self._session.is_up
 
     @property
     def queued_bytes(self) -> int:
-        """The number of bytes that wait for the peer to accept more."""
+        """The number of bytes that the peer has not accepted yet."""
         return self._out.queued_bytes if self._out is not None else 0
 
     def send(self, buffers: list[Data]) -> bool:
@@ -114,21 +114,21 @@ class Peer:
         return self._session.is_up and self._out is not None and self._out.send(buffers)
 
     def flush(self) -> None:
-        """Write the queue to the socket in this iteration of the loop."""
+        """Write the queue to the socket now, instead of in the loop's next round."""
         if self._out is not None:
             self._out.flush()
 
     def retire(self) -> None:
-        """Stop notifying the owner."""
+        """End the callbacks to the owner."""
         self._is_retired = True
 
     def hang_up(self, reason: str) -> None:
-        """Close the outgoing connection, and so the session; ``run`` connects again."""
+        """Close the outgoing connection, and so end the session; ``run`` connects again."""
         if self._out is not None:
             self._out.abort(reason)
 
     async def run(self) -> None:
-        """Connect, and again whenever the connection ends, until cancelled."""
+        """Connect, and reconnect whenever the connection ends, until cancelled."""
         self._quiet_until_s = asyncio.get_running_loop().time() + self._limits.patience_s
         while True:
             self._lasted_s = 0.0
@@ -137,7 +137,7 @@ class Peer:
             await asyncio.sleep(wait_s)
 
     async def _call(self) -> str:
-        """Connect and stay connected; return the reason for the end."""
+        """Connect and stay connected; return the reason of the end."""
         loop = asyncio.get_running_loop()
         host, port = self.address
         timeout_s = self._limits.connect_timeout_s
@@ -155,7 +155,7 @@ class Peer:
             return f"no connection within {timeout_s:g} s"
         except OSError as error:
             return describe(error)
-        # Not `await connection.closed`: cancelling this task would cancel the connection's future.
+        # Not `await connection.closed`: cancelling this task would cancel the future, too.
         await asyncio.wait([connection.closed])
         return connection.closed.result()
 
@@ -172,17 +172,17 @@ class Peer:
     # Connection events
 
     def _answered(self, connection: Outgoing) -> None:
-        """Note that the peer accepted our connection."""
+        """Handle that the peer accepted this broker's connection."""
         self._out = connection
         self._carry_out(self._session.opened("out", connection), "it was started anew")
 
     def called(self, connection: Incoming) -> None:
-        """Note that the peer connected, and was accepted."""
+        """Handle that the peer connected and was accepted."""
         self._in = connection
         self._carry_out(self._session.opened("in", connection), "it called anew")
 
     def ended(self, connection: PeerConnection) -> None:
-        """Note that a connection with this peer ended, perhaps one of an earlier session."""
+        """Handle the end of a connection with this peer, perhaps of an earlier session."""
         if connection is self._out:
             self._out = None
         if connection is self._in:
@@ -214,7 +214,7 @@ class Peer:
         self._events.on_peer_lost(self.broker)
 
     def _log_reason(self, reason: str) -> None:
-        """Log why there is no connection, once and not at each attempt."""
+        """Log why there is no connection: each reason once, not at each attempt."""
         is_early = asyncio.get_running_loop().time() < self._quiet_until_s
         entry = (logging.INFO if is_early else logging.WARNING, reason)
         if entry != self._logged:
@@ -225,7 +225,7 @@ class Peer:
 
 
 class TlsTimes(TypedDict):
-    """Timeouts for asyncio, which must be None without TLS."""
+    """The TLS timeouts for asyncio, which must be None without TLS."""
 
     ssl_handshake_timeout: float | None
     ssl_shutdown_timeout: float | None

@@ -1,17 +1,18 @@
 """The state of a peer: the two connections with it, as a pure state machine.
 
-Frames to a peer use the connection that we opened (``out``), frames from it the one that it opened
-(``in``). A peer is *up* while both are open and belong to one incarnation of it.
+Frames to a peer use the connection that this broker opened (``out``), frames from the peer the one
+that the peer opened (``in``). A peer is *up* while both are open and belong to one incarnation of
+the peer.
 
 Rules: frames are sent, and passed on, only while the peer is up. While it is up, the end of one
 connection ends both. So whenever a frame is lost, both brokers are notified that the other is
-disconnected, and their cores start again; an answer cannot be lost unnoticed between two
-connections. While the peer is not up, the end of one connection loses no frame, and the other stays
+disconnected, and their cores start again; no answer can be lost unnoticed between two connections.
+While the peer is not up, the end of one connection loses no frame, and the other connection stays
 open.
 
-Invariants: ``Back`` and ``Lost`` alternate, ``Back`` first. A connection that leaves the session
-is closed, or gets ``Close``. The later handshake wins: an earlier connection of the same direction,
-or of another incarnation, belongs to a process or a session that has ended.
+Invariants: ``Back`` and ``Lost`` alternate, ``Back`` first. Each connection that leaves the session
+    has ended or gets ``Close``. The later handshake wins: an earlier connection of the same
+    direction, or of another incarnation, belongs to a process or a session that has ended.
 """
 
 from typing import Final, Literal, Protocol
@@ -36,11 +37,11 @@ class Back(msgspec.Struct, frozen=True):
 
 
 class Lost(msgspec.Struct, frozen=True):
-    """Notify the owner that the peer is disconnected; frames may not have arrived."""
+    """Notify the owner that the peer is disconnected; frames may have been lost."""
 
 
 class Close(msgspec.Struct, frozen=True):
-    """Close a connection, which has left the session."""
+    """Close a connection that has left the session."""
 
     half: Half
 
@@ -56,7 +57,7 @@ class PeerSession:
 
     @property
     def is_up(self) -> bool:
-        """Whether frames are exchanged."""
+        """Whether the peer is up, so that frames are exchanged."""
         return len(self._halves) == len(OTHER)
 
     def opened(self, direction: Direction, half: Half) -> list[Effect]:
@@ -71,14 +72,14 @@ class PeerSession:
         return effects
 
     def closed(self, half: Half) -> list[Effect]:
-        """Handle the end of a connection, perhaps one that left the session long ago."""
+        """Handle the end of a connection, perhaps of one that left the session before."""
         for direction, each in self._halves.items():
             if each is half:
                 return [effect for effect in self._drop(direction) if effect != Close(half)]
         return []
 
     def _drop(self, direction: Direction) -> list[Effect]:
-        """Remove a connection, and the other one, too, if the peer is up."""
+        """Remove a connection; if the peer is up, remove the other one, too."""
         if not self.is_up:
             return [Close(self._halves.pop(direction))]
         closing: list[Effect] = [Close(each) for each in self._halves.values()]

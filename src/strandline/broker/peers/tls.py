@@ -1,7 +1,7 @@
 """Mutual TLS between brokers: each shows a certificate that names its broker id.
 
-Rules: TLS 1.3 only; both ends must present a certificate of the cluster's authority. Host names are
-not checked, because brokers move between machines. Instead the subject alternative name
+Rules: TLS 1.3 only; both sides must present a certificate of the cluster's authority. Host names
+are not checked, because brokers move between machines. Instead the subject alternative name
 ``broker-<id>`` (DNS, or URI with or without ``strandline://``) is compared with the id in the
 handshake. Without files there is no TLS, and the link needs a private network.
 """
@@ -23,17 +23,17 @@ _PATTERNS: Final = {"DNS": _DNS_NAME, "URI": _URI_NAME}
 
 
 class TlsFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """PEM files; read when the link starts, and when it is notified that they have changed."""
+    """PEM files; read when the link starts, and again by ``PeerLinks.renew_tls``."""
 
     certificate: Path
-    """This broker's, followed by what leads to the authority."""
+    """This broker's certificate, followed by the chain to the authority."""
     key: Path
     authority: Path
-    """Certificates of the authority that signs the cluster's brokers, and nobody else."""
+    """The authority's certificates; it must sign the cluster's brokers and nobody else."""
 
 
 def listening_context(files: TlsFiles) -> ssl.SSLContext:
-    """Return the context for connections that brokers open to us.
+    """Return the context for connections that other brokers open to this one.
 
     Raises:
         InvalidConfigError: a file is missing or invalid.
@@ -42,7 +42,7 @@ def listening_context(files: TlsFiles) -> ssl.SSLContext:
 
 
 def calling_context(files: TlsFiles) -> ssl.SSLContext:
-    """Return the context for connections that we open.
+    """Return the context for connections that this broker opens.
 
     Raises:
         InvalidConfigError: a file is missing or invalid.
@@ -53,9 +53,9 @@ def calling_context(files: TlsFiles) -> ssl.SSLContext:
 
 
 def load(context: ssl.SSLContext, files: TlsFiles) -> ssl.SSLContext:
-    """Load the present files into a context; existing connections stay as they are.
+    """Load the current files into a context; existing connections are not affected.
 
-    An authority that it trusted before is still trusted: ``ssl`` cannot remove one.
+    An authority trusted before stays trusted: ``ssl`` cannot remove one from a context.
 
     Raises:
         InvalidConfigError: a file is missing or invalid.
@@ -78,7 +78,7 @@ def load(context: ssl.SSLContext, files: TlsFiles) -> ssl.SSLContext:
 
 
 def certified_brokers(connection: ssl.SSLObject | None) -> frozenset[BrokerId] | None:
-    """Return the brokers that the peer's certificate names; None without TLS."""
+    """Return the brokers named in the peer's certificate; None without TLS."""
     if connection is None:
         return None
     certificate = connection.getpeercert()
@@ -88,7 +88,7 @@ def certified_brokers(connection: ssl.SSLObject | None) -> frozenset[BrokerId] |
 
 
 def named_brokers(names: Iterable[tuple[str, str]]) -> frozenset[BrokerId]:
-    """Return the broker ids among subject alternative names, as ``ssl`` returns them."""
+    """Return the broker ids among subject alternative names in the form that ``ssl`` uses."""
     found = set()
     for kind, name in names:
         match = _PATTERNS[kind].fullmatch(name) if kind in _PATTERNS else None

@@ -1,9 +1,9 @@
 """A partition's committed records, as readers see them.
 
-The high watermark says how far records are committed, the transaction index which of them readers
-may see, once a transaction has been used.
+The high watermark is the end of the committed records. Once transactions are used, the transaction
+index decides which of them readers may see.
 
-Rules: any thread may read, watch and look at offsets; the rest is for the loop's.
+Rules: any thread may read, watch and query offsets; everything else is for the loop's thread.
 """
 
 from collections.abc import Sequence
@@ -25,18 +25,18 @@ from strandline.types import LogId, Offset, PartitionName, TimestampNs
 
 
 class Waiter(Protocol):
-    """An event to set when there may be more to read: a ``threading.Event`` or an asyncio one."""
+    """An event that is set when there may be more to read: of ``threading`` or of ``asyncio``."""
 
     def set(self) -> None:
-        """There may be, or there will be none any more."""
+        """Wake the waiting reader: there may be records, or there will be no more."""
         ...
 
 
 class CorruptRanges(Protocol):
-    """Gets batches that cannot be read here from another replica."""
+    """Repairs batches that cannot be read here, from another replica."""
 
     def __call__(self, first_offset: Offset, next_offset: Offset) -> None:
-        """Repair a range, its end exclusive."""
+        """Repair the offsets from ``first_offset`` to ``next_offset`` (exclusive)."""
         ...
 
 
@@ -45,12 +45,12 @@ class CommittedRecords:
 
     Args:
         name: the name of the partition.
-        log: which holds them.
+        log: the log that holds the records.
         log_id: the id of the log.
         config: the stream's settings.
-        clock: for the age of records.
-        corruption: gets reports of corrupt batches; None: only their readers see them.
-        repair: is asked to repair them.
+        clock: gives the age of records.
+        corruption: receives reports of corrupt batches; None: only their readers get the error.
+        repair: called with the offsets of corrupt batches.
     """
 
     def __init__(
@@ -73,22 +73,22 @@ class CommittedRecords:
         self.log = log
         self.high_watermark = log.log_end_offset
         self.transaction_index: PartitionTransactions | None = None
-        """None until a transaction is used."""
+        """None until transactions are used."""
         self.retention = retention_of(log, config, clock)
-        """Of a stream that keeps so many records of each subject."""
+        """Set if the stream keeps a number of records per subject."""
         self.waiters: list[Waiter] = []
         self._is_closed = False
 
     @property
     def last_stable_offset(self) -> Offset:
-        """The end for readers: the high watermark, or the first open transaction below it."""
+        """The end for readers: the high watermark, or the start of an open transaction below it."""
         index = self.transaction_index
         return self.high_watermark if index is None else index.last_stable_offset
 
-    # What becomes of them
+    # Changes
 
     def commit(self, offset: Offset) -> None:
-        """Expose the records below ``offset`` and wake who waits for them."""
+        """Expose the records below ``offset``, and wake the readers that wait for them."""
         assert self.high_watermark <= offset <= self.log.log_end_offset, "only what is written"
         if self.transaction_index is not None:
             self.transaction_index.commit(offset)
@@ -97,7 +97,7 @@ class CommittedRecords:
             self.wake()
 
     def move(self, high_watermark: Offset) -> None:
-        """The log was cut or restarted: expose the records below ``high_watermark``.
+        """Expose the records below ``high_watermark``, after the log was truncated or restarted.
 
         Raises:
             UnavailableError: the log cannot be read.
@@ -125,7 +125,7 @@ class CommittedRecords:
         self.wake()
 
     def keep_transaction_index(self, start: Offset) -> None:
-        """Look after transactions from now on; no batch below ``start`` belongs to one.
+        """Start a transaction index; no batch below ``start`` belongs to a transaction.
 
         Raises:
             UnavailableError: the log cannot be read.
@@ -138,7 +138,7 @@ class CommittedRecords:
             index.load(self._name, self.wake)
 
     def close(self) -> None:
-        """Stop waiting readers; the log stays usable for those that are reading."""
+        """End the waits of readers; reads in progress can still use the log."""
         self._is_closed = True
         if self.transaction_index is not None:
             self.transaction_index.close()
@@ -152,7 +152,7 @@ class CommittedRecords:
     # Reading
 
     def hidden_between(self, start: int, stop: int) -> int:
-        """Count committed offsets of markers and aborted transactions; any thread."""
+        """Count the committed offsets of markers and of aborted records in a range; any thread."""
         index = self.transaction_index
         return 0 if index is None else index.hidden_between(start, stop)
 
@@ -164,25 +164,25 @@ class CommittedRecords:
         below: Offset | None = None,
         with_replaced: bool = False,
     ) -> pa.Buffer:
-        """Whole batches from the one that holds ``offset``, up to the stable offset.
+        """Return whole batches from the one that holds ``offset``, up to the stable offset.
 
-        Committed batches: none that a transaction in doubt or an aborted one has written, and no
-        markers. The caller drops records below ``offset``.
+        Batches of markers and of aborted transactions are left out. The first batch may begin below
+        ``offset``: the caller drops such records.
 
         Args:
             offset: the offset of the first record wanted.
             bytes_max: about how many bytes to return, but at least one batch.
-            below: only batches whose base offset is less than this; None: up to the stable offset.
-            with_replaced: also records that per-subject retention no longer keeps.
+            below: return only batches that begin below this offset; None: up to the stable offset.
+            with_replaced: also return records that per-subject retention no longer keeps.
 
         Returns:
-            Batches in order; empty if there is nothing to see from ``offset`` to the stable offset.
+            Batches in order; empty if readers may see none of these records.
 
         Raises:
-            OffsetOutOfRangeError: below the log start offset or beyond the stable offset.
-            CorruptBatchError: the batch at ``offset`` is corrupt; it says where the next one is.
-            StillLoadingError: which transactions there are is still read back.
-            EncryptionKeyError, DecryptionError: it is encrypted, and does not open.
+            OffsetOutOfRangeError: below the log start offset, or beyond the stable offset.
+            CorruptBatchError: the batch at ``offset`` is corrupt; the error has the next offset.
+            StillLoadingError: the transactions are being loaded.
+            EncryptionKeyError, DecryptionError: the records are encrypted and cannot be decrypted.
         """
         log, index = self.log, self.transaction_index
         if index is not None:
@@ -197,7 +197,7 @@ class CommittedRecords:
         stop = end if below is None else min(end, below)
         try:
             if self.retention is not None and not with_replaced:
-                # Records behind ``stop`` may have replaced some before it.
+                # Records at ``stop`` and after may have replaced records before it.
                 self.retention.catch_up(end)
                 return self.retention.read(offset, bytes_max, below=stop)
             if index is not None:
@@ -212,15 +212,15 @@ class CommittedRecords:
             raise
 
     def find_runs(self, patterns: Sequence[str]) -> SubjectSearch | RetainedSearch | None:
-        """Return who knows where records with matching subjects are; None: nobody; any thread."""
+        """Return a finder of records with matching subjects, None if it has none; any thread."""
         return search_of(self.log if self.retention is None else self.retention, patterns)
 
     def offset_for_timestamp(self, timestamp_ns: TimestampNs) -> Offset:
-        """The first offset stored at or after a time; the stable offset if there is none."""
+        """Return the first offset stored at or after a time, else the stable offset."""
         return min(self.log.offset_for_timestamp(timestamp_ns), self.last_stable_offset)
 
     def stored_ns(self, offset: int) -> TimestampNs | None:
-        """About when the record at an offset, or the next one, was stored; None if not readable."""
+        """Return about when the record at or after an offset was stored; None if not readable."""
         end = self.last_stable_offset
         if offset >= end:
             return None
@@ -231,15 +231,15 @@ class CommittedRecords:
     def watch(self, waiter: Waiter) -> None:
         """Set ``waiter``, on the loop, at every commit and change of state, until ``unwatch``.
 
-        Look at what you wait for after this, for it may have come before.
+        Check the awaited condition again after this call: it may have become true just before.
         """
         self.waiters.append(waiter)
 
     def unwatch(self, waiter: Waiter) -> None:
-        """Set it no more."""
+        """Stop setting ``waiter``."""
         self.waiters.remove(waiter)
 
     def wake(self) -> None:
-        """Wake who waits for records; they leave the list meanwhile, on their own threads."""
+        """Wake all waiting readers; their threads may call ``unwatch`` meanwhile."""
         for waiter in tuple(self.waiters):
             waiter.set()

@@ -1,7 +1,7 @@
 """Waiting until a new leader's high watermark covers everything that was acknowledged.
 
-A new leader learns its predecessor's high watermark from its followers' acks, moments after the
-election. A request for the end waits for that, so that its answer includes every acknowledged
+A new leader learns from its followers' acks, moments after the election, how far its predecessor
+had committed. A request for the end waits for that, so that its answer includes every acknowledged
 record. Must not know what is requested.
 """
 
@@ -12,18 +12,18 @@ from strandline.broker.write_path.partition import Partition
 from strandline.errors import UnavailableError
 
 PATIENCE_S: Final = 5.0
-"""Longer than followers take to answer; where too few are left it would be for ever."""
+"""Longer than followers take to answer; limited, since too few of them may be left."""
 
 
 async def wait_until_caught_up(*partitions: Partition, patience_s: float = PATIENCE_S) -> None:
-    """Wait until everything that may have been acknowledged here is known to be committed.
+    """Wait until these partitions' high watermarks cover everything that was acknowledged.
 
     Args:
         *partitions: the partitions; those that this broker does not lead are skipped.
-        patience_s: the longest wait, for all of them.
+        patience_s: the longest wait for all partitions together.
 
     Raises:
-        UnavailableError: not yet; retry.
+        UnavailableError: the wait took too long; retry.
     """
     deadline_s = asyncio.get_running_loop().time() + patience_s
     for partition in partitions:

@@ -1,10 +1,10 @@
-"""Per-subject retention for readers of a partition: immediate, before compaction frees anything.
+"""Per-subject retention for readers: takes effect at once, before compaction frees any space.
 
-Rules: the records to keep are computed by applying the log. Every read applies it up to the stable
-offset, so nothing has to be updated in between. Records older than the stream's age are hidden at
-once, too. After a start or a reopening, the first read applies the whole log. Corruption is
-skipped: records that it replaced are visible until it is repaired; then the log is applied again.
-Any thread.
+Rules: which records are kept is computed from the log, by applying its records in order. Every read
+first applies the log up to the stable offset, so nothing has to be updated between reads. Records
+older than the stream's age limit are hidden at once, too. After a start or a reopening, the first
+read applies the whole log. Corrupt batches are skipped: the records that they replaced stay visible
+until the batches are repaired; then the whole log is applied again. Any thread.
 """
 
 import threading
@@ -30,25 +30,25 @@ from strandline.types import Offset, TimestampNs
 
 READ_BYTES: Final = 4 << 20
 INLINE_BYTES: Final = 256 << 10
-"""How much of the log is applied on the loop, which takes a few milliseconds."""
+"""The bytes of the log that may be applied on the loop; takes a few milliseconds."""
 READ_ALONG: Final = 10_000
-"""Up to this many offsets are read without a lookup of the matching records."""
+"""Up to this many offsets are read without looking up the matching records."""
 EXPIRY_NS: Final = 20_000_000
-"""The interval at which expired records are determined."""
+"""How often expired records are determined."""
 REPAIR_MS: Final = 1_000
-"""The interval at which skipped corruption is checked for a repair."""
+"""How often a skipped corrupt batch is checked for a repair."""
 
 
 class _Applied:
-    """The log as far as it is applied."""
+    """The state of retention after a part of the log was applied."""
 
     def __init__(self, limit: int) -> None:
         self.history = SubjectHistory(limit)
         self.position = 0
         self.pruned_at = 0
-        """The log start when removed records were last forgotten."""
+        """The log start offset when deleted records were last removed from this state."""
         self.corrupt_at = -1
-        """An offset at which corruption was skipped; -1: none was."""
+        """The offset of a corrupt batch that was skipped; -1: there was none."""
 
 
 class SubjectRetention:
@@ -57,7 +57,7 @@ class SubjectRetention:
     Args:
         log: the log of the partition.
         config: the stream's settings.
-        clock: for the age of records.
+        clock: gives the age of records.
     """
 
     def __init__(self, log: Log, config: StreamConfig, clock: Clock) -> None:
@@ -69,7 +69,7 @@ class SubjectRetention:
         self._lock = threading.Lock()
         """Held while the log is applied, and while all subjects are searched."""
         self._looked_ms = 0.0
-        """When skipped corruption was last checked for a repair."""
+        """The time of the last check whether a corrupt batch was repaired."""
         self._expired_below, self._expiry_ns = 0, -EXPIRY_NS
 
     @property
@@ -92,7 +92,7 @@ class SubjectRetention:
         return self._log.bytes_from(self.position)
 
     def last(self, subject: str) -> int:
-        """Return the offset of a subject's newest record that was applied; -1: there is none.
+        """Return the offset of a subject's newest applied record; -1 if there is none.
 
         It may be below ``start``.
         """
@@ -103,10 +103,10 @@ class SubjectRetention:
         return offset >= self.start and self._applied.history.keeps(subject, offset)
 
     def is_current(self, end: int) -> bool:
-        """Return whether the log is applied up to a stable offset; apply the rest if it is little.
+        """Return whether the log is applied up to a stable offset; first apply the rest if small.
 
         Raises:
-            StrandlineError: as ``catch_up``.
+            StrandlineError: as for ``catch_up``.
         """
         return self.bytes_left() <= INLINE_BYTES and self.catch_up(end, may_wait=False)
 
@@ -114,12 +114,12 @@ class SubjectRetention:
         """Apply the log up to a stable offset; return whether that is done.
 
         Args:
-            end: the offset.
+            end: the stable offset.
             may_wait: whether to wait for another thread that is applying it.
 
         Raises:
             EncryptionKeyError, DecryptionError: the log is encrypted, and cannot be decrypted.
-            UnavailableError: it cannot be read.
+            UnavailableError: the log cannot be read.
         """
         applied = self._applied
         is_done = applied.position >= end and applied.pruned_at == self._log.log_start_offset
@@ -150,19 +150,19 @@ class SubjectRetention:
             except OffsetOutOfRangeError:
                 start = self._log.log_start_offset
                 if start <= applied.position:
-                    break  # it was truncated meanwhile
+                    break  # the log was truncated meanwhile
                 continue
             if not found.buffer:
                 applied.position = max(applied.position, min(found.next_offset, end))
                 break
-            # Of encrypted batches it may open only the first ones; placeholders it leaves out.
+            # If encrypted, ``opened`` may return only the first batches, and it drops placeholders.
             batches = memoryview(self._log.opened(found.buffer))
             applied.history.apply(batches)
             applied.position = _end_of(batches) if batches else found.next_offset
-        self._applied = applied  # at once: readers must not see the half of it
+        self._applied = applied  # only now: readers must not see a half-applied state
 
     def _is_repaired(self) -> bool:
-        """Return whether corruption that was stepped over is gone; looks from time to time."""
+        """Whether a skipped corrupt batch was repaired; checks it only once in a while."""
         corrupt_at, now_ms = self._applied.corrupt_at, self._clock.monotonic_ms()
         if corrupt_at < 0 or now_ms < self._looked_ms + REPAIR_MS:
             return False
@@ -184,10 +184,10 @@ class SubjectRetention:
             below: the stable offset.
 
         Returns:
-            Whole batches in order; empty if nothing is left.
+            Whole batches in order; empty if no record is left.
 
         Raises:
-            OffsetOutOfRangeError, CorruptBatchError: as ``Log.read``.
+            OffsetOutOfRangeError, CorruptBatchError: as for ``Log.read``.
             EncryptionKeyError, DecryptionError: the log is encrypted, and cannot be decrypted.
         """
         self.catch_up(below)
@@ -207,7 +207,7 @@ class SubjectRetention:
         return pa.py_buffer(b"")
 
     def tally(self, patterns: Sequence[str], start: int, stop: int) -> dict[str, Tally]:
-        """Return each matching subject's number of records among some offsets, and the last one."""
+        """Return, per matching subject, how many kept records a range has, and the last offset."""
         first, found = max(start, self.start), dict[str, Tally]()
         with self._lock:
             for subject, offset in self._applied.history.kept(patterns):
@@ -217,7 +217,7 @@ class SubjectRetention:
         return found
 
     def offsets(self, patterns: Sequence[str]) -> Numbers:
-        """Return the offsets of all matching records, in order."""
+        """Return the offsets of all kept records that match, in order."""
         with self._lock:
             offsets = [offset for _, offset in self._applied.history.kept(patterns)]
         found = np.sort(np.array(offsets, np.int64))
@@ -226,19 +226,19 @@ class SubjectRetention:
 
 
 def retention_of(log: Log, config: StreamConfig, clock: Clock) -> SubjectRetention | None:
-    """Return the retention of a partition, if its stream limits the records of a subject."""
+    """Return the retention of a partition, if its stream limits the records per subject."""
     return SubjectRetention(log, config, clock) if config.max_records_per_subject else None
 
 
 class RetainedSearch:
-    """A search among the kept records of some subjects; replaces a ``SubjectSearch``.
+    """A search among the kept records; used instead of a ``SubjectSearch``.
 
     Args:
         retention: the retention of the partition.
-        patterns: the patterns of subjects; none, or ``>``: every subject matches.
+        patterns: the patterns of subjects; none, or one that is ``>``: every subject matches.
 
     Attributes:
-        patterns: none: every subject matches.
+        patterns: the patterns; empty: every subject matches.
     """
 
     def __init__(self, retention: SubjectRetention, patterns: Sequence[str]) -> None:
@@ -246,7 +246,7 @@ class RetainedSearch:
         self.patterns = () if ">" in patterns else tuple(patterns)
 
     def next_run(self, position: int, end: int) -> OffsetRun:
-        """Return the next records from ``position`` on that may match; empty at ``end``: none."""
+        """Return the next run of records that may match; empty, at ``end``, if there is none."""
         if not self.patterns or end - position <= READ_ALONG:
             return OffsetRun(position, end, 0)
         self._retention.catch_up(end)
@@ -257,9 +257,9 @@ class RetainedSearch:
         return OffsetRun(int(offsets[place]), int(offsets[place]) + 1, 1)
 
     def last_run(self, start: int, end: int) -> OffsetRun:
-        """Return the newest matching record; empty at ``start``: there is none.
+        """Return the newest matching record as a run; empty, at ``start``, if there is none.
 
-        It may be after ``end``, if it has just replaced an older one.
+        The record may be after ``end``, if it has just replaced an older one.
         """
         self._retention.catch_up(end)
         if len(self.patterns) == 1 and "*" not in self.patterns[0] and ">" not in self.patterns[0]:
@@ -271,23 +271,23 @@ class RetainedSearch:
         return OffsetRun(last, last + 1, 1) if is_seen else OffsetRun(start, start, 0)
 
     def is_sparse(self, _start: int, _stop: int) -> bool:
-        """Return True: reading the log directly would include records that are not kept."""
+        """Return True: a read of the log itself would include records that are not kept."""
         return True
 
     def count(self, start: int, stop: int) -> tuple[int, list[Uncovered]]:
-        """Count the matching records of some offsets."""
+        """Count the matching records of a range; no part of it is uncovered."""
         self._retention.catch_up(stop)
         offsets = self._retention.offsets(self.patterns)
         return int(np.searchsorted(offsets, stop) - np.searchsorted(offsets, start)), []
 
     def tally(self, start: int, stop: int) -> tuple[dict[str, Tally], list[Uncovered]]:
-        """Return the tallies of all matching subjects that have a record among these offsets."""
+        """Return the tallies of all matching subjects with a record in a range."""
         self._retention.catch_up(stop)
         return self._retention.tally(self.patterns, start, stop), []
 
 
 def _end_of(batches: memoryview) -> int:
-    """Return the offset after whole batches."""
+    """Return the offset after the last of whole batches."""
     return read_header(batches, walk(batches)[-1][0]).next_offset
 
 

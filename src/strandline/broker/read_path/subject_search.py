@@ -1,8 +1,8 @@
-"""The records of some subjects in a log, by its subject index: where they are, and how many.
+"""The search for records of some subjects in a log, by its subject index.
 
-Rules: an answer names the offsets that it does not cover, as a segment may have no index, and
-records of transactions may not count; those are read instead. What is passed over cannot match.
-Any thread; several at once find the same.
+Rules: an answer names the offsets that it does not cover, since a segment may have no index, and
+the index cannot tell whether records of transactions count. The caller reads those offsets instead.
+Records that a search skips cannot match. Any thread; several at the same time get the same answers.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,29 +18,29 @@ from strandline.storage.segment import Segment
 from strandline.storage.subject_index import Numbers, SubjectIndex
 
 GAP_BYTES: Final = 64 << 10
-"""Less than this between two matching records is read along."""
+"""A smaller gap between two matching records is read, too, in one run."""
 DENSE: Final = 8
-"""With more than one in so many records matching, a part of a log is read whole."""
+"""If more than one in so many records matches, a part of a log is read whole."""
 KNOWN_MAX: Final = 64
 T = TypeVar("T")
 
 
 class Uncovered(NamedTuple):
-    """Offsets that an answer does not cover, half-open."""
+    """Offsets that an answer does not cover; ``stop`` is exclusive."""
 
     start: int
     stop: int
 
 
 class Tally(NamedTuple):
-    """How many records a subject has, and the last one's offset."""
+    """The number of records of a subject, and the offset of the last one."""
 
     records: int
     last: int
 
 
 class _Part(NamedTuple):
-    """A part of a log, half-open, and its index."""
+    """A part of a log (``stop`` is exclusive), with its subject index."""
 
     start: int
     stop: int
@@ -49,19 +49,19 @@ class _Part(NamedTuple):
 
     @property
     def exact_index(self) -> SubjectIndex | None:
-        """Its index, if all records in it count."""
+        """The index of the part, if all records in it count; else None."""
         return None if self.subjects is None or self.subjects.has_transactions else self.subjects
 
 
 class SubjectSearch:
-    """Finds the records of a log whose subjects match one of some patterns.
+    """Finds the records of a log whose subjects match one of the patterns.
 
     Args:
-        log: of a partition.
-        patterns: the patterns of subjects; none, or ``>``: every subject matches.
+        log: the log of a partition.
+        patterns: the patterns of subjects; none, or one that is ``>``: every subject matches.
 
     Attributes:
-        patterns: none: every subject matches.
+        patterns: the patterns; empty: every subject matches.
     """
 
     def __init__(self, log: Log, patterns: Sequence[str]) -> None:
@@ -70,24 +70,24 @@ class SubjectSearch:
         self._known: dict[SubjectIndex, Numbers | None] = {}
 
     def next_run(self, position: int, end: int) -> OffsetRun:
-        """Return the next records from ``position`` on that may match; empty at ``end``: none."""
+        """Return the next run of records that may match; empty, at ``end``, if there is none."""
         if position < self._log.log_start_offset:
-            return OffsetRun(position, end, 0)  # the reader is told that records are gone
+            return OffsetRun(position, end, 0)  # reading it tells the reader that records are gone
         found = self._ask(position, end, self._first_run, is_one_enough=True)
         return found[0] if found else OffsetRun(end, end, 0)
 
     def last_run(self, start: int, end: int) -> OffsetRun:
-        """Return the last records before ``end`` that may match; empty at ``start``: none."""
+        """Return the last run of records that may match; empty, at ``start``, if there is none."""
         found = self._ask(start, end, self._last_run, is_backwards=True, is_one_enough=True)
         return found[0] if found else OffsetRun(start, start, 0)
 
     def is_sparse(self, start: int, stop: int) -> bool:
-        """Return whether a read of these offsets would pass over most of the records."""
+        """Return whether most records in a range do not match, so that a search pays."""
         found = self._ask(start, stop, self._share)
         return sum(each[0] for each in found) * DENSE <= sum(each[1] for each in found)
 
     def count(self, start: int, stop: int) -> tuple[int, list[Uncovered]]:
-        """Count the matching records of some offsets."""
+        """Count the matching records of a range; also return the offsets not covered."""
         total, uncovered = 0, list[Uncovered]()
         answers: list[int | Uncovered] = self._ask(start, stop, self._count)
         for found in answers:
@@ -98,7 +98,7 @@ class SubjectSearch:
         return total, uncovered
 
     def tally(self, start: int, stop: int) -> tuple[dict[str, Tally], list[Uncovered]]:
-        """Return the tallies of all matching subjects that have a record among these offsets."""
+        """Return the tallies of matching subjects in a range, and the offsets not covered."""
         tallies, uncovered = dict[str, Tally](), list[Uncovered]()
         answers: list[list[tuple[str, Tally]] | Uncovered] = self._ask(start, stop, self._tally)
         for found in answers:
@@ -110,7 +110,7 @@ class SubjectSearch:
                 tallies[name] = Tally(tally.records + (before.records if before else 0), tally.last)
         return tallies, uncovered
 
-    # Of a part
+    # One part
 
     def _first_run(self, part: _Part) -> OffsetRun | None:
         offsets = self._offsets(part)
@@ -155,7 +155,7 @@ class SubjectSearch:
         return list(zip(index.names(numbers), map(Tally, counts, lasts), strict=True))
 
     def _offsets(self, part: _Part) -> Numbers | None:
-        """Return the matching offsets around a part; None: they are many, or not known."""
+        """Return the matching offsets in a part's segment; None if they are many or unknown."""
         index = part.subjects
         if index is None:
             return None
@@ -178,7 +178,7 @@ class SubjectSearch:
         is_backwards: bool = False,
         is_one_enough: bool = False,
     ) -> list[T]:
-        """Ask each part of the log, in order; return the answers but None."""
+        """Ask each part of the log, in order; return all answers that are not None."""
 
         def ask_all(layout: Layout) -> list[T]:
             answers: list[T] = []
@@ -208,7 +208,7 @@ def _part_of(segment: Segment, start: int, stop: int) -> _Part:
 def _ask_index(
     ask: Callable[[_Part], T | None], part: _Part, index: SubjectIndex | None
 ) -> T | None:
-    """Ask what an index covers of a part."""
+    """Ask about the offsets of a part that an index covers."""
     if index is None:
         return ask(part)
     start, stop = max(part.start, index.about.base_offset), min(part.stop, index.about.next_offset)

@@ -1,15 +1,15 @@
 """A partition's transactions: an index beside its log, updated with every batch.
 
 Rules:
-- batches are noted when they are in the log, and indexed when they are committed; batches truncated
-  before that are dropped, so the index itself never goes back;
-- records of a transaction are accepted only while it is open here, and none after its end was
-  accepted: so no record follows the end of its transaction;
-- a new index is built from the log: headers only, without checksums, as in ``producer_state``.
-  Until then no offset is stable, and no transaction begins or ends.
+- batches are noted when they are in the log, and indexed when they are committed. Batches truncated
+  in between are dropped, so the index never has to forget;
+- records of a transaction are accepted only while it is open in this partition. None is accepted
+  after its end marker was, so no record follows the end of its transaction;
+- a new index is built from the headers of the log, without checking their checksums, as in
+  ``producer_state``. Until it is built no offset is stable, and no transaction begins or ends.
 
-Threads: the loop's, except ``read_back``, ``readable``, and ``last_stable_offset``, which is read
-on any.
+Threads: the loop's, except for ``read_back``, ``readable`` and ``last_stable_offset``, which any
+    thread may use.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 RETRY_S: Final = 1.0
 LOAD_READ_BYTES = 16 << 20
 _PARTS: Final = struct.Struct("<8xIxxHq4xi24xqh")
-"""Length, attributes, base offset, last offset's delta, producer id, producer epoch."""
+"""Length, attributes, base offset, last offset delta, producer id, producer epoch."""
 _OURS: Final = int(Attributes.TRANSACTIONAL | Attributes.MARKER)
 _KINDS: Final = {
     MarkerKind.BEGIN: Attributes.MARKER,
@@ -55,11 +55,11 @@ _ENDS: Final = (MarkerKind.COMMIT, MarkerKind.ABORT)
 
 
 class Noted(NamedTuple):
-    """A batch of a transaction in the log; ``kind`` None: records."""
+    """A batch of a transaction in the log; if ``kind`` is None, it has records, else a marker."""
 
     offset: Offset
     offsets: int
-    """How many it stands for."""
+    """The number of offsets in the batch."""
     producer: TransactionalProducer
     kind: MarkerKind | None
 
@@ -78,7 +78,7 @@ def _kind_of(attributes: int) -> MarkerKind | None:
 
 
 def _noted_in(batches: Buffer) -> Iterator[Noted]:
-    """Return those batches that belong to a transaction, or begin or end one."""
+    """Yield the batches that belong to a transaction, or begin or end one."""
     unpack, size, position = _PARTS.unpack_from, len(batches), 0
     while position < size:
         length, attributes, base, last, producer_id, epoch = unpack(batches, position)
@@ -120,15 +120,15 @@ class PartitionTransactions:
         self._high_watermark = high_watermark
         self._stable_offset = Offset(0)
         self.is_loading = True
-        """Whether the log is still to be read back."""
+        """Whether the log must still be read to build the index."""
         self.start = max(start, log.log_start_offset)
-        """From here on it is."""
+        """The offset from which the log is read."""
         self._end = self._kept_to = max(self.start, log.log_end_offset)
-        """Where that ends, and what is behind it was cut since."""
+        """The end of that read; and the end of what it finds that was not truncated since."""
         self._index = TransactionIndex(self.start)
         self._noted: deque[Noted] = deque()
         self._noted_to = self._end
-        """Batches below were noted: one that was read back may be told a second time."""
+        """Batches below this offset were noted: a batch may be reported twice during the load."""
         self._ending: set[TransactionalProducer] = set()
         self._hidden = HiddenOffsets()
         self._undecided: dict[int, list[Noted]] = {}
@@ -137,7 +137,7 @@ class PartitionTransactions:
 
     @classmethod
     def loaded(cls, log: Log, *, start: Offset, high_watermark: Offset) -> "PartitionTransactions":
-        """Return an index that was built from its log.
+        """Return an index that is built from its log.
 
         Raises:
             UnavailableError: the log cannot be read.
@@ -147,7 +147,7 @@ class PartitionTransactions:
         return made
 
     def load(self, name: PartitionName, loaded: Callable[[], None]) -> None:
-        """Build the index from the log, on a thread if that is large; retry until it works.
+        """Build the index from the log, on a thread if the log is long; retry until it works.
 
         Args:
             name: the name of the partition, for messages.
@@ -177,7 +177,7 @@ class PartitionTransactions:
             replay.cancel()
 
     def read_back(self, is_wanted: Callable[[], bool] = lambda: True) -> list[Noted]:
-        """Read the log's transactions; any thread; takes a third of a microsecond for each batch.
+        """Read the log's transactions; any thread; a third of a microsecond per batch.
 
         Args:
             is_wanted: the load stops when this returns False.
@@ -190,22 +190,22 @@ class PartitionTransactions:
         while offset < end and is_wanted():
             try:
                 found = log.read(offset, LOAD_READ_BYTES, below=end, verify=False)
-            except CorruptBatchError as corruption:  # nobody repeats a marker that is in there
+            except CorruptBatchError as corruption:  # a marker in it is lost: none is written again
                 offset = Offset(max(corruption.next_offset, offset + 1))
                 continue
             except OffsetOutOfRangeError:
                 if offset >= log.log_start_offset:
-                    break  # it was truncated meanwhile
+                    break  # the log was truncated meanwhile
                 offset = log.log_start_offset
                 continue
             noted += _noted_in(found.buffer)
             if found.next_offset <= offset:
-                break  # likewise
+                break  # the log was truncated meanwhile
             offset = found.next_offset
         return noted
 
     def take(self, noted: Iterable[Noted]) -> None:
-        """Continue from the loaded transactions, with those noted meanwhile."""
+        """Continue from the loaded transactions, and those noted during the load."""
         kept = [each for each in noted if each.offset < self._kept_to]
         self._ending.update(each.producer for each in kept if each.kind in _ENDS)
         self._noted.extendleft(reversed(kept))
@@ -221,7 +221,8 @@ class PartitionTransactions:
                 self._noted_to = Offset(noted.offset + 1)
                 self._noted.append(noted)
                 if noted.kind in _ENDS:
-                    # An end marker that a new leader finds uncommitted: no record may follow it.
+                    # A new leader may find the end marker uncommitted; still, no record may follow
+                    # it.
                     self._ending.add(noted.producer)
 
     def forget_from(self, offset: Offset) -> None:
@@ -252,11 +253,11 @@ class PartitionTransactions:
         index.next_offset = high_watermark
         index.forget_below(self._log.log_start_offset)
         self._hidden.forget_below(self._log.log_start_offset)
-        # Last: a reader up to here must find the transactions aborted below.
+        # Last: a reader that sees this offset must find the transactions aborted below it.
         self._stable_offset = index.last_stable_offset(high_watermark)
 
     def _hide_aborted(self, producer_id: int) -> None:
-        """Hide the records of a producer that an abort marker ended."""
+        """Hide the records of a producer that an abort marker has ended."""
         still_open = []
         for each in self._undecided.pop(producer_id, ()):
             if self._index.is_aborted(producer_id, each.offset):
@@ -267,16 +268,16 @@ class PartitionTransactions:
             self._undecided[producer_id] = still_open
 
     def hidden_between(self, start: int, stop: int) -> int:
-        """Count committed offsets of markers and aborted transactions; any thread."""
+        """Count the committed offsets of markers and of aborted records in a range; any thread."""
         return self._hidden.between(start, stop)
 
     @property
     def last_stable_offset(self) -> Offset:
-        """The end for readers: the high watermark, or the first open transaction's offset."""
+        """The end for readers: the high watermark, or the offset of the first open transaction."""
         return max(self._stable_offset, self._log.log_start_offset)
 
     def is_stale(self, high_watermark: Offset) -> bool:
-        """Whether the log was restarted elsewhere, so that indexed batches are not in it."""
+        """Whether the log was restarted elsewhere, so that it does not have the indexed batches."""
         known = self._index.next_offset
         return known > high_watermark or known < self._log.log_start_offset
 
@@ -284,14 +285,14 @@ class PartitionTransactions:
         """Check that the index is complete; any thread.
 
         Raises:
-            StillLoadingError: it is still being loaded.
+            StillLoadingError: the index is still being loaded.
         """
         if (why := self.why_loading) is not None:
             raise why
 
     @property
     def why_loading(self) -> StillLoadingError | None:
-        """Return the error while the index is being loaded; None once complete. Any thread."""
+        """The error while the index is being loaded, or None; any thread."""
         if not self.is_loading:
             return None
         return StillLoadingError("transactions are still being loaded from the log; retry")
@@ -299,10 +300,10 @@ class PartitionTransactions:
     # Writers
 
     def check(self, producer: TransactionalProducer) -> None:
-        """Check that the producer's transaction is open here.
+        """Check that the producer's transaction is open in this partition.
 
         Raises:
-            ProducerFencedError: it is not.
+            ProducerFencedError: the transaction is not open.
             StillLoadingError: the index is still being loaded.
         """
         self.check_loaded()
@@ -313,7 +314,7 @@ class PartitionTransactions:
             )
 
     def needs(self, kind: MarkerKind, producer: TransactionalProducer) -> bool:
-        """Whether a marker must still be written; after an end marker, records are rejected."""
+        """Whether a marker must still be written; if it is an end marker, reject later records."""
         if kind is MarkerKind.BEGIN:
             return producer not in self._ending and self._index.may_begin(producer)
         if self._index.has_ended(producer):
@@ -333,7 +334,7 @@ class PartitionTransactions:
         return not self._index.is_aborted(producer_id, offset)
 
     def aborted(self, start: int, stop: int) -> tuple[Aborted, ...]:
-        """Return the aborted ranges of these offsets below the stable offset."""
+        """Return the aborted ranges in a range of offsets below the stable offset."""
         return self._index.aborted_between(start, stop)
 
     def readable(self, offset: Offset, bytes_max: int, *, below: Offset) -> Buffer:

@@ -21,13 +21,13 @@ def read_visible(
         offset: the offset of the first record wanted.
         bytes_max: about how many bytes to return.
         below: a stable offset.
-        counts: whether a transaction's batch is committed.
+        counts: tells whether a batch of a transaction is committed.
 
     Returns:
         Whole batches in order, perhaps with gaps between them; empty if nothing is left.
 
     Raises:
-        OffsetOutOfRangeError, CorruptBatchError: as ``Log.read``.
+        OffsetOutOfRangeError, CorruptBatchError: as for ``Log.read``.
     """
     while True:
         found = log.read(offset, bytes_max, below=below)
@@ -42,10 +42,10 @@ def read_visible(
 
 
 def stored_time(log: Log, offset: Offset | int, *, below: Offset) -> TimestampNs | None:
-    """Return the time of the batch at an offset, or of the next one; None if it is not readable."""
+    """Return the time of the batch at or after an offset; None if the batch is not readable."""
     try:
         found = log.read(offset, HEADER_BYTES, below=below, verify=False).buffer
     except StrandlineError:
-        return None  # reading the records raises the error
+        return None  # the error is raised when the records are read
     header = header_at(found, 0)
     return None if header is None else header.first_timestamp

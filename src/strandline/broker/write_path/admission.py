@@ -25,7 +25,7 @@ from strandline.record.codec import BATCH_RECORDS_MAX
 logger = logging.getLogger(__name__)
 
 RECORD_OVERHEAD_BYTES: Final = 32
-"""Counted per record in addition to its bytes, so that a flood of empty records is bounded too."""
+"""Counted per record in addition to its bytes, so that empty records are limited, too."""
 
 PartitionT = TypeVar("PartitionT")
 
@@ -34,10 +34,10 @@ class Admission(Generic[PartitionT]):
     """The limits, error state and counters that all partitions share with the group committer.
 
     Args:
-        limits: the limits of records and of what is pending.
-        clock: the time.
+        limits: the limits of records and of pending bytes.
+        clock: the source of time.
         wake: requests a group commit.
-        corruption: receives reports of corrupt batches; None: only their readers see them.
+        corruption: receives reports of corrupt batches; None: only their readers get the error.
         send_queue: where acknowledgements wait to be sent.
     """
 
@@ -56,21 +56,21 @@ class Admission(Generic[PartitionT]):
         self.send_queue = send_queue or SendQueue()
         self.clock = clock
         self.steady = SteadyTime(clock)
-        """For windows, which must not follow a wall clock that is set."""
+        """The clock for windows of time: it does not jump when the wall clock is set."""
         self.wake = wake
         self.write_error: StrandlineError | None = None
         self.pending_bytes = 0
         self.held = 0
-        """Appends that wait until message ids are read back."""
+        """The number of appends that wait until message ids are loaded."""
         self.duplicates = 0
         self.rejects: Counter[str] = Counter()
-        """Records that were rejected, by error code."""
+        """The number of rejected records by error code."""
         self.dirty: list[PartitionT] = []
-        """The partitions with accepted records, in the order in which they got them."""
+        """The partitions with accepted records, in the order of their first one."""
         self._throttle = LogThrottle()
 
     def record_error(self, size: int) -> StrandlineError | None:
-        """Return why a record of ``size`` bytes with overhead is not accepted now; None: it is."""
+        """Return why a record of ``size`` bytes, overhead included, is rejected now, or None."""
         limits = self.limits
         if self.pending_bytes > limits.pending_bytes:
             return UnavailableError(
@@ -85,7 +85,7 @@ class Admission(Generic[PartitionT]):
         return None
 
     def size_error(self, size: int) -> StrandlineError | None:
-        """Return why a batch of ``size`` bytes can never be accepted; None: it can."""
+        """Return why a batch of ``size`` bytes is always rejected, or None."""
         limit = self.limits.batch_bytes
         if size <= limit:
             return None
@@ -94,7 +94,7 @@ class Admission(Generic[PartitionT]):
         )
 
     def batch_error(self, batch: pa.RecordBatch, *, is_numbered: bool) -> StrandlineError | None:
-        """Return why a batch can never be accepted; None: it can."""
+        """Return why a batch is always rejected, or None."""
         error = self.size_error(int(batch.nbytes))
         if error is not None:
             return error
@@ -114,16 +114,16 @@ class Admission(Generic[PartitionT]):
         stream: str,
         records: int = 1,
     ) -> None:
-        """Reject records: count them, and tell the ack sink or else, throttled, the log."""
+        """Reject records: count them, and notify the ack sink, or else log (throttled)."""
         self.rejects[error.code] += records
         if ack_sink is not None:
             ack_sink.rejected(token, error)
         elif isinstance(error, NotLeaderError):
-            pass  # every broker of a cluster receives the message, and the leader stores it
+            pass  # every broker of a cluster receives the message, and only the leader stores it
         elif self._throttle.is_due(f"{stream} {error.code}", self.clock.monotonic_ms() / 1e3):
             logger.warning(
-                "a message for stream %s was not stored, and its publisher asked for no answer: "
-                "%s (further ones are only counted, in strandline_rejects_total)",
+                "a message for stream %s was not stored, and its publisher asked for no ack: "
+                "%s (repetitions are only counted, in strandline_rejects_total)",
                 stream,
                 error.message,
             )

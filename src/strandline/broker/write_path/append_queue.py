@@ -1,10 +1,10 @@
-"""The queue of partitions with accepted batches; a group commit drains it up to its limits.
+"""The queue of partitions with accepted batches; a group commit takes as many as its limits allow.
 
-Batches for other replicas are gathered while two batches of their partition are in flight: each
-group commit costs a replica as much as dozens of records do (docs/adr/0032).
+While two batches of a partition are in flight to other replicas, its new records are gathered in a
+larger batch: each group commit costs a replica as much as dozens of records do (docs/adr/0032).
 
-Rules: loop thread. A partition with batches left stays in the queue; one that is gathering returns
-to it when something was committed, or after a moment.
+Rules: loop thread. A partition with batches left stays in the queue. A partition that is gathering
+returns to the queue when a batch of it was committed, or after ``GATHERING_MS_MAX``.
 """
 
 import asyncio
@@ -14,16 +14,16 @@ from strandline.broker.write_path.partition import Partition
 from strandline.broker.write_path.pending import Chunk
 
 GATHERING_MS_MAX = 20.0
-"""Longer than most commits take; with a slower replica, group commits do not wait for it."""
+"""Longer than most commits take; after it, a group commit no longer waits for a slow replica."""
 
 BATCH_OVERHEAD_BYTES = 512
-"""Of a batch in the journal: its header, a subject, and padding."""
+"""The overhead of a batch in the journal: its header, a subject, and padding."""
 RECORD_OVERHEAD_BYTES = 128
-"""Of a record: its entries in the columns, and perhaps a subject of its own."""
+"""The overhead of a record: its entries in the columns, and perhaps its own subject."""
 
 
 DrainedBatch = tuple[Partition, list[Chunk]]
-"""The batches drained from one partition; a batch that is given up leaves the list."""
+"""A partition, and the batches drained from it; a batch that is rejected leaves the list."""
 
 
 class AppendQueue:
@@ -31,7 +31,7 @@ class AppendQueue:
 
     Args:
         loop: the broker's event loop.
-        admission: has the queue, its list ``dirty``.
+        admission: its list ``dirty`` holds the queue.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, admission: Admission[Partition]) -> None:
@@ -52,7 +52,7 @@ class AppendQueue:
 
     @property
     def bytes_max(self) -> int:
-        """The most bytes that the next group commit takes, unless subjects are very long."""
+        """The limit of bytes of the next group commit; very long subjects may exceed it."""
         overhead = BATCH_OVERHEAD_BYTES + RECORD_OVERHEAD_BYTES
         return self._admission.pending_bytes + self._admission.limits.commit_records * overhead
 
@@ -92,7 +92,7 @@ class AppendQueue:
         return taken
 
     def go_on_with(self, partition: Partition) -> None:
-        """Stop gathering: something was committed, or the time is over."""
+        """Stop gathering: a batch was committed, or the time is over."""
         if partition in self._gathering:
             self._gathering.remove(partition)
             self._admission.dirty.append(partition)

@@ -1,7 +1,7 @@
 """Records that are stored all or not at all.
 
-Rules: their conditions are checked together, against the state before the first of them; then they
-are one batch, so one entry of the journal.
+Rules: the conditions of all records are checked against the state before the first record. Then the
+records become one batch, and so one entry of the journal.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from strandline.types import Offset, PartitionName
 
 
 class AtomicRecord(NamedTuple):
-    """A record, and what it is stored under."""
+    """A record with its subject, id and conditions."""
 
     value: bytes | None
     subject: str
@@ -37,7 +37,7 @@ class AtomicRecord(NamedTuple):
 
 
 class Appendable(Protocol):
-    """A partition, as far as this needs it."""
+    """The part of a partition that an atomic append needs."""
 
     name: PartitionName
     config: StreamConfig
@@ -48,11 +48,11 @@ class Appendable(Protocol):
 
     @property
     def write_error(self) -> StrandlineError | None:
-        """The error for records while it accepts none; else None."""
+        """The error that rejects records now; None while they are accepted."""
         ...
 
     def add_chunk(self, chunk: Chunk, ack_sink: AckSink, token: object) -> None:
-        """Accept a whole batch, which was checked."""
+        """Accept a whole batch that was checked."""
         ...
 
 
@@ -64,12 +64,12 @@ def append_atomic(
     ack_sink: AckSink,
     token: object,
 ) -> None:
-    """Accept records that are stored all or not at all; the one ack has the first one's offset.
+    """Accept records that are stored all or not at all; one ack has the offset of the first.
 
     Args:
         partition: the partition of the records.
-        records: in order; not empty, and no more than a batch can have.
-        admission: its limits, and its counters.
+        records: in order; at least one, and at most as many as one batch can have.
+        admission: has limits and counters.
         ack_sink: receives the outcome.
         token: passed back to the ack sink with the outcome.
     """
@@ -106,7 +106,7 @@ def append_atomic(
 
 
 def _fill(chunk: PendingRecords, records: Sequence[AtomicRecord]) -> int:
-    """Add records to a chunk; return the size of the largest."""
+    """Add records to a pending batch; return the size of the largest record."""
     values, subjects, keys, headers, *_ = map(list, zip(*records, strict=True))
     chunk.values, chunk.subjects, chunk.count = values, subjects, len(values)
     chunk.keys = keys if keys.count(None) < len(keys) else None
@@ -123,7 +123,7 @@ def _check(partition: Appendable, records: Sequence[AtomicRecord]) -> None:
     """Check the conditions of all records.
 
     Raises:
-        StillLoadingError: the state that the conditions need is still read back.
+        StillLoadingError: the state that the conditions need is being loaded.
         StrandlineError: a condition is not met.
     """
     window_ms, ids, subjects = partition.config.dedup_window_ms, set[str](), set[str]()

@@ -1,23 +1,23 @@
-"""Busy polling: the loop does not sleep while a lone publisher's next record is expected.
+"""Busy polling: the loop does not sleep while it expects the next record of a lone publisher.
 
-A publisher that sends one record at a time sends the next as soon as the last is acked. A loop that
-sleeps by then wakes up late, with cold caches (docs/adr/0039 has the figures).
+A publisher that sends one record at a time sends the next as soon as the last is acknowledged. A
+loop that sleeps by then wakes up late, with cold caches (docs/adr/0039 has the figures).
 
-Rules: only after a group commit of a single record, and only if the previous one was followed by
-silence and then soon by a record. With other publishers waiting, polling would make group commits
-smaller; a slow trickle of records must cost nothing. A poll is limited in time, and there is none
-on a single CPU, which the publisher needs.
+Rules: the loop polls only after a group commit of a single record, and only if nothing else arrived
+between the sync before and this record, and the record came soon after that sync. With several
+publishers polling would make group commits smaller, and it must cost nothing if records only
+trickle in. A poll is limited in time. There is none on a single CPU, which the publisher needs.
 """
 
 import asyncio
 import os
 
 SOON_MS = 0.5
-"""A publisher that sends a record within this time of a sync has waited for it."""
+"""A record that arrives within this time after a sync is the answer to its ack."""
 SILENT_ROUNDS = 4
-"""A record that arrived during the sync is in a group commit within this many rounds."""
+"""Records that arrived during a sync are in a group commit within this many rounds."""
 ROUNDS_MAX = 200
-"""Rounds without work take 1.1 us each, 0.2 ms together."""
+"""A round without work takes 1.1 us, so these take 0.2 ms."""
 
 
 def cpus() -> int:
@@ -26,7 +26,7 @@ def cpus() -> int:
 
 
 class BusyPoll:
-    """Keeps the loop from sleeping, by always having something to call in its next round.
+    """Keeps the loop from sleeping, by scheduling a call for its next round again and again.
 
     Args:
         loop: the broker's event loop.
@@ -37,7 +37,7 @@ class BusyPoll:
         self._is_possible = cpus() > 1
         self._is_on = False
         self._rounds = 0
-        """Counted rounds of the loop since the last sync."""
+        """Rounds of the loop since the last sync, as far as they were counted."""
         self._rounds_wanted = 0
         self._synced_ms = -SOON_MS
 
@@ -45,8 +45,8 @@ class BusyPoll:
         """Note that a group commit of a single record was synced on the loop.
 
         Args:
-            began_ms: the start, by the monotonic clock.
-            ended_ms: the end, likewise.
+            began_ms: the start of the sync, by the monotonic clock.
+            ended_ms: its end, by the same clock.
         """
         if not self._is_possible:
             return

@@ -1,15 +1,16 @@
 """Large writes of a replica that catches up: into segments, which are synced, not into the journal.
 
-Through the journal they would be written to disk twice, and the syncs for which publishers wait
-would have to wait for both (docs/adr/0034). Recovery finds such batches in the segments, as it
-finds those whose journal entry was lost. They are flushed to the disk one part at a time, so that
-publishers' syncs do not wait for all of it.
+Through the journal such batches would be written to disk twice, and the syncs for which publishers
+wait would have to wait for both writes (docs/adr/0034). Recovery finds the batches in the segments,
+like batches whose journal entry was lost. They are flushed to the disk one part at a time, so that
+publishers' syncs wait for one part only.
 
-A log is truncated on a thread, too, since file systems take long for large files.
+A log is truncated on a thread, since that takes long for large files.
 
-Rules: on the loop's thread, except for the sync; each write's ``done`` is called exactly once.
-Writes for a log that arrive during its sync wait for it, so that no later batch is durable before
-an earlier one. A log that needs the journal now, or has a write in it, continues to use it.
+Rules: all on the loop's thread, except syncs and truncations; each write's ``done`` is called
+exactly once. Writes for a log that arrive during its sync wait for the sync, so that no later batch
+is durable before an earlier one. A log with a write in the journal that has not ended continues to
+use the journal.
 """
 
 import asyncio
@@ -30,18 +31,18 @@ from strandline.telemetry import Telemetry
 from strandline.types import LogId
 
 BULK_BYTES: Final = 1 << 20
-"""From this size on the bytes cost more than the sync."""
+"""From this size on, writing bytes twice costs more than a sync."""
 STEP_PAUSE_S: Final = 0.003
-"""Between two parts that are flushed, so that a sync of the journal need not wait for all."""
+"""The pause between two parts, so that the journal can be synced between them."""
 
 
 class CatchUpWrites:
-    """Finished batches for logs: large ones are written here, the others in the group commit.
+    """Writes of finished batches: large ones go to the segments, others to the group commit.
 
     Args:
         loop: the broker's event loop.
-        admission: says whether storage has failed, and requests a group commit.
-        copies: the writes of the group commit.
+        admission: has the error after storage failed, and requests a group commit.
+        copies: the writes that the group commit makes.
         telemetry: counters.
         on_poisoned: called when a write or sync failed.
         sync: makes the journal durable, and returns its last sequence.
@@ -66,20 +67,20 @@ class CatchUpWrites:
         self._held: dict[LogId, list[ReplicaWrite]] = {}
         self._syncs: set[asyncio.Task[None]] = set()
         self.changing: set[Log] = set()
-        """Logs that are being changed."""
+        """The logs that ``change`` is working on."""
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is being synced or truncated."""
+        """Whether no log is being synced or truncated."""
         return not self._held and not self.changing
 
     async def passed(self) -> None:
-        """Wait until the syncs and truncations under way have been reported."""
+        """Wait until the outcome of the current syncs and truncations was reported."""
         if self._syncs:
             await asyncio.wait(set(self._syncs))
 
     def submit(self, write: ReplicaWrite) -> None:
-        """Write finished batches: large ones into segments, others in the next group commit."""
+        """Write finished batches: large ones into segments, others with the next group commit."""
         held = self._held.get(write.log_id)
         if self._admission.write_error is not None:
             self._loop.call_soon(write.done, self._admission.write_error)
@@ -94,11 +95,11 @@ class CatchUpWrites:
             self._admission.wake()
 
     def change(self, log: Log, work: Callable[[int], None], done: Done) -> None:
-        """Change a log on a thread, where that may take long: truncate it, or restart it elsewhere.
+        """Change a log on a thread, such as by truncation, since that may take long.
 
         Args:
-            log: has no write under way, and gets none until ``done`` is called.
-            work: runs on a thread, with the sequence up to which the journal is durable.
+            log: has no write in progress; none may be submitted until ``done`` is called.
+            work: runs on a thread; its argument is the sequence up to which the journal is durable.
             done: receives the outcome, on the loop.
         """
         if self._admission.write_error is not None:
@@ -112,20 +113,20 @@ class CatchUpWrites:
         def changed(task: asyncio.Task[None]) -> None:
             self._syncs.remove(task)
             self.changing.remove(log)
-            if not task.cancelled():  # else the loop is being closed
+            if not task.cancelled():  # cancelled: the loop is closing
                 done(self._failure_of(task))
 
         task.add_done_callback(changed)
 
     async def _change(self, work: Callable[[int], None]) -> None:
-        sequence = await self._sync_journal()  # what comes after it is of other logs
+        sequence = await self._sync_journal()  # later entries are for other logs
         await self._loop.run_in_executor(None, work, sequence)
 
     def _begin(self, writes: Sequence[ReplicaWrite]) -> bool:
-        """Begin a log's writes, in order, if they are large and the log has no others under way.
+        """Start a log's writes, in order, if they are large and the log has no others in progress.
 
         Returns:
-            False if they belong into the journal.
+            False if they must go to the journal.
         """
         log_id, log = writes[0].log_id, writes[0].log
         batches = [batch for write in writes for batch in write.batches]
@@ -148,7 +149,7 @@ class CatchUpWrites:
         return True
 
     def reject_waiting(self, error: StrandlineError) -> None:
-        """Reject waiting writes, because the storage failed; a sync under way may still succeed."""
+        """Reject waiting writes, because the storage failed; a running sync may still succeed."""
         for held in self._held.values():
             rejected = held.copy()
             held.clear()
@@ -156,7 +157,7 @@ class CatchUpWrites:
                 write.done(error)
 
     async def _sync(self, log: Log) -> None:
-        """Make what was written durable, one part at a time.
+        """Make a log's written batches durable, one part at a time.
 
         Raises:
             LogPoisonedError: a sync failed, now or earlier.
@@ -167,11 +168,11 @@ class CatchUpWrites:
 
     def _synced(self, writes: Sequence[ReplicaWrite], sync: asyncio.Task[None]) -> None:
         self._syncs.remove(sync)
-        if not sync.cancelled():  # else the loop is being closed
+        if not sync.cancelled():  # cancelled: the loop is closing
             self._end(writes, self._failure_of(sync))
 
     def _failure_of(self, task: asyncio.Task[None]) -> StrandlineError | None:
-        """Return the task's error, if it failed; an error that poisons one log poisons all."""
+        """Return the task's error, or None; if a log is poisoned, poison the whole storage."""
         failure = task.exception()
         if failure is not None and not isinstance(failure, StrandlineError):
             failure = LogPoisonedError(f"internal error, the log is reopened: {failure!r}")
@@ -180,7 +181,7 @@ class CatchUpWrites:
         return failure
 
     def _end(self, writes: Sequence[ReplicaWrite], error: StrandlineError | None) -> None:
-        """Report the outcome of writes, and continue with those that arrived meanwhile."""
+        """Report the outcome of writes, then start those that arrived in the meantime."""
         for write in writes:
             write.done(error)
         held = self._held.pop(writes[0].log_id)

@@ -1,9 +1,9 @@
-"""A window of recently stored message ids, by which a retry is stored once.
+"""A window of recently stored message ids, so that a retry is stored once.
 
-Rules: no clock. The time is a steady one: it does not jump when the wall clock is set. An id is
-remembered from the moment its record gets an offset, before it is durable: a duplicate that arrives
-meanwhile waits for the same sync. An id whose record is not stored is forgotten. Ids leave in the
-order they came, when the window has passed.
+Rules: no clock. The times that callers pass come from a steady clock, which does not jump when the
+wall clock is set. An id is remembered from the moment its record gets an offset, before it is
+durable: a duplicate that arrives meanwhile waits for the same sync. An id whose record is not
+stored is forgotten. Ids are forgotten in the order of their arrival, when the window has passed.
 """
 
 import struct
@@ -62,7 +62,7 @@ class DedupWindow:
                 del self._offsets[message_id]
 
     def forget_from(self, offset: Offset) -> None:
-        """Forget records at ``offset`` and after, which were not stored."""
+        """Forget the ids of records at ``offset`` and after, which were not stored."""
         while self._ages and self._ages[-1][2] >= offset:
             _, message_id, stored = self._ages.pop()
             if self._offsets.get(message_id) == stored:
@@ -76,14 +76,14 @@ class DedupWindow:
         *,
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Fill from the records the log stored within the window, in offset order.
+        """Fill the window with the ids that the log stored within it, in the order of offsets.
 
-        Records are stored in order, so none is older than the previous one. A timestamp ahead of
-        the clock, or before an earlier record's, comes from a wrong clock: the record counts as
-        old as the previous one.
+        A record cannot be older than the one before it. A timestamp that is ahead of the clock, or
+        earlier than the one before, comes from a wrong clock: such a record gets the time of the
+        one before.
 
-        Batches without message ids are skipped by their header. Takes about a microsecond for each
-        record with an id, and about six in batches of one record.
+        Batches without message ids are skipped by their header. Loading takes about a microsecond
+        for each record with an id, and about six in batches of one record.
         """
         horizon_ns = now_ns - self._window_ns
         newest_ns = horizon_ns - 1
@@ -104,13 +104,13 @@ class DedupWindow:
         while offset < log.log_end_offset and is_wanted():
             try:
                 found = log.read(offset, LOAD_READ_BYTES)
-            except CorruptBatchError as corruption:  # its ids are lost
+            except CorruptBatchError as corruption:  # the ids of this batch are lost
                 offset = Offset(max(corruption.next_offset, offset + 1))
                 continue
             except OffsetOutOfRangeError:
                 if offset >= log.log_start_offset:
                     raise
-                offset = log.log_start_offset  # retention removed it first
+                offset = log.log_start_offset  # retention deleted the records meanwhile
                 continue
             buffer = log.opened(found.buffer)
             view = memoryview(buffer)
@@ -138,13 +138,13 @@ def load_window(
     steady_ns: TimestampNs | None = None,
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> DedupWindow:
-    """Load the window of a partition from its log, as it was before a restart; any thread.
+    """Return the window of a partition as it was before a restart, loaded from its log; any thread.
 
     Args:
         log: the log of the partition; while this runs, no record with an id is added.
         window_ms: how long ids are remembered.
-        now_ns: by the wall clock, as the records' timestamps are.
-        steady_ns: now, by the clock of ``find`` and ``add``; None: the wall clock.
+        now_ns: the time by the wall clock, as in the records' timestamps.
+        steady_ns: the time by the clock of ``find`` and ``add``; None: the wall clock.
         is_wanted: the load stops when this returns False.
     """
     window = DedupWindow(window_ms)
@@ -167,15 +167,15 @@ def ends_with_ids(log: Log) -> bool:
 
 
 def _is_single(header: BatchHeader) -> bool:
-    """Whether it is a plain batch of one record, as slow publishers make."""
+    """Whether a batch is plain and has one record, as slow publishers make them."""
     return header.record_count == 1 and header.codec == 0 and header.subject_count == 1
 
 
 def _id_of_single(view: memoryview, position: int, header: BatchHeader) -> bytes:
-    """Return the id of the only record of a plain batch with headers; perhaps empty.
+    """Return the message id of the only record of a plain batch with headers; perhaps empty.
 
-    As ``_message_ids``, in a tenth of the time: no Arrow arrays for a single record. The columns
-    are those of docs/format.md; the checksum was verified.
+    Takes a tenth of the time of ``_message_ids``, since no Arrow arrays are made. The columns are
+    those of docs/format.md; their checksum was verified.
     """
     at = position + HEADER_BYTES + 8 + _padded(header.subject_bytes)
     at += 8 + _padded(_PAIR.unpack_from(view, at)[1])
@@ -198,7 +198,7 @@ def _padded(size: int) -> int:
 
 
 def _message_ids(batch: BatchColumns) -> Iterator[tuple[TimestampNs, str, Offset]]:
-    """Yield (timestamp, id, offset) of the records with an id; a record's first id counts."""
+    """Yield (timestamp, id, offset) of the records with an id; the first id of a record counts."""
     headers = batch.headers()
     if len(headers) < VECTOR_RECORDS_MIN:
         places, ids = _ids_one_by_one(headers)
@@ -211,7 +211,7 @@ def _message_ids(batch: BatchColumns) -> Iterator[tuple[TimestampNs, str, Offset
 
 
 def _ids_one_by_one(headers: pa.Array) -> tuple[list[int], list[bytes]]:
-    """Return rows and ids; faster than ``_ids_at_once`` for few records."""
+    """Return the rows with an id, and the ids; faster than ``_ids_at_once`` for few records."""
     found = {
         place: value
         for place, pairs in enumerate(headers.to_pylist())
@@ -222,7 +222,7 @@ def _ids_one_by_one(headers: pa.Array) -> tuple[list[int], list[bytes]]:
 
 
 def _ids_at_once(headers: pa.Array) -> tuple[list[int], list[bytes]]:
-    """Return rows and ids, without a Python object for each header."""
+    """Return the rows with an id, and the ids, without a Python object for each header."""
     is_id = pc.equal(headers.keys, MESSAGE_ID_HEADER)
     is_id = pc.and_(is_id, pc.greater(pc.binary_length(headers.items), 0))
     pairs = pc.indices_nonzero(is_id).to_numpy()

@@ -1,11 +1,11 @@
 """Detects records that are sent twice, by message id and by producer sequence.
 
-Rules: loop thread. Everything known here is in the log, and is read back from it when it is first
-needed, on a thread if there is much. Meanwhile numbered batches are rejected as retriable, and
-records with an id are held, since stock NATS clients do not retry. Later appends to the partition
-wait behind them, with an id or without, so that all keep their order: at most ``HELD_MAX``, none
-for longer than ``HELD_S_MAX``; the others are rejected. Their bytes count as pending, which slows
-publishers down.
+Rules: loop thread. All this state is also in the log. It is loaded from there when it is first
+needed, on a thread if there is much to read. While it loads, numbered batches are rejected with a
+retriable error, but records with an id are held, since stock NATS clients do not retry. Later
+appends to the partition, with an id or without, wait behind them, so that all keep their order. At
+most ``HELD_MAX`` appends are held, for ``HELD_S_MAX`` at most; the others are rejected. Their bytes
+count as pending, which slows publishers down.
 """
 
 import asyncio
@@ -37,10 +37,10 @@ HELD_S_MAX: Final = 4.0
 
 
 class HeldAppend(NamedTuple):
-    """An append that waits until message ids are read back."""
+    """An append that waits until the message ids are loaded."""
 
     append: Callable[[], None]
-    """Repeats the append; the outcome reaches the ack sink."""
+    """Repeats the append; the ack sink receives the outcome."""
     ack_sink: AckSink | None
     token: object
     size: int
@@ -51,8 +51,8 @@ class HeldAppends:
     """The held appends of one partition.
 
     Args:
-        stream: its stream.
-        admission: counts their bytes.
+        stream: the partition's stream.
+        admission: counts the bytes of held appends.
     """
 
     def __init__(self, stream: str, admission: Admission[Any]) -> None:
@@ -73,7 +73,7 @@ class HeldAppends:
         return None
 
     def release(self) -> None:
-        """Append them, in order; some may be held again, in the same order."""
+        """Repeat all held appends, in order; if some are held again, they keep their order."""
         for each in self._take():
             each.append()
 
@@ -110,7 +110,7 @@ class Duplicates:
     Args:
         name: the name of the partition, for messages.
         log: the log of the partition.
-        admission: has the clocks; counts what is held.
+        admission: has the clocks; counts held appends.
     """
 
     def __init__(self, name: PartitionName, log: Log, *, admission: Admission[Any]) -> None:
@@ -119,10 +119,10 @@ class Duplicates:
         self._clock = admission.clock
         self._steady = admission.steady
         self.held = HeldAppends(name.stream, admission)
-        """Appends that wait until the message ids are known, and those behind them."""
+        """Appends that wait until the message ids are loaded, and those behind them."""
         self.window: DedupWindow | None = None
         self.producers: ProducerStates | None = None
-        """Both None until they are needed, and while only the log knows."""
+        """The window and the producers are None until they are needed and loaded from the log."""
         self._window_replay: StateLoader[DedupWindow | None] = StateLoader(
             self._take_window, what=f"message ids of {name}", failed=self._window_failed
         )
@@ -134,14 +134,15 @@ class Duplicates:
     # Asked before a record is accepted
 
     def find_message(self, message_id: str, window_ms: int) -> Offset | None:
-        """Return the offset of the record that was stored under the id; None: there is none.
+        """Return the offset of the record that was stored under the id, or None.
 
         Args:
-            message_id: of a record.
-            window_ms: how long the stream remembers ids; 0: it does not.
+            message_id: the id of a new record.
+            window_ms: how long the stream remembers ids; 0 means not at all.
 
         Raises:
-            UnavailableError: the window could not be read back from the log.
+            StillLoadingError: the ids are being loaded; retry.
+            UnavailableError: the ids could not be loaded from the log.
         """
         if window_ms == 0:
             return None
@@ -152,16 +153,17 @@ class Duplicates:
         return self.window.find(message_id, now_ns)
 
     def note_message(self, message_id: str, offset: Offset) -> None:
-        """Note the id of a record whose offset is settled."""
+        """Note the id of a record that got its offset."""
         if self.window is not None:
             self.window.add(message_id, offset, self._steady.now_ns())
 
     def find_batch(self, producer: ProducerStamp, records: int) -> Offset | None:
-        """Return where a numbered batch was stored; None: it is the producer's next one.
+        """Return the offset of a numbered batch that is stored already; None: it is the next one.
 
         Raises:
-            OutOfOrderSequenceError, ProducerFencedError: it is neither.
-            UnavailableError: the state could not be read back from the log.
+            OutOfOrderSequenceError, ProducerFencedError: it is neither stored nor the next one.
+            StillLoadingError: the state is being loaded; retry.
+            UnavailableError: the state could not be loaded from the log.
         """
         if self.producers is None:
             self._load_producers()
@@ -169,15 +171,15 @@ class Duplicates:
         return self.producers.check(producer, records)
 
     def note_batch(self, producer: ProducerStamp, records: int, offset: Offset) -> None:
-        """Note a numbered batch, whose first record is at ``offset``, as its producer's latest."""
+        """Note a numbered batch, whose first record is at ``offset``, as its producer's newest."""
         assert self.producers is not None, "it was checked"
         self.producers.note(producer, records, offset=offset, now_ns=self._steady.now_ns())
 
     def preload_messages(self, window_ms: int) -> None:
-        """Begin to read the message ids back, if the newest batch of the log has any.
+        """Start to load the message ids, if the newest batch of the log has any.
 
-        They are then likely to be known at the first publish with an id. Where nobody uses ids,
-        much would be read for nothing.
+        So they are likely to be there at the first publish with an id. Where no publisher uses ids,
+        loading would read much for nothing.
         """
         log = self._log
         if window_ms == 0 or log.log_end_offset == log.log_start_offset:
@@ -188,31 +190,31 @@ class Duplicates:
     # What happens to the log
 
     def copied(self, batches: Iterable[Buffer]) -> None:
-        """Note the producers of batches that were replicated from the leader."""
+        """Note the producers of batches that this broker replicated from the leader."""
         noted: ProducerStates | NotedMeanwhile | None = self.producers
         if noted is None:
             if not self._producers_replay.is_under_way:
                 self._begin_to_load_producers()
-                return  # these are in the log by now
+                return  # the load reads these batches, too: they are in the log
             noted = self._noted_meanwhile
         now_ns = self._steady.now_ns()
         for batch in batches:
             note_batches(noted, batch, now_ns)
 
     def forget_from(self, offset: Offset) -> None:
-        """Forget accepted records at ``offset`` and after: they were not stored."""
+        """Forget records at ``offset`` and after: they were accepted but not stored."""
         if self.window is not None:
             self.window.forget_from(offset)
         self.forget_producers_from(offset)
 
     def forget_producers_from(self, offset: Offset) -> None:
-        """Forget batches at ``offset`` and after; all, if the rest has to be read from the log."""
+        """Forget numbered batches at ``offset`` and after; all of them if that is not possible."""
         is_empty = offset == self._log.log_start_offset
         if self.producers is None or is_empty or not self.producers.forget_from(offset):
             self._forget_producers()
 
     def forget_messages(self) -> None:
-        """Forget all message ids: another broker has led, so they have to be read from the log."""
+        """Forget all message ids, to load them again: another broker has led the partition."""
         self.window = None
         self._window_replay.cancel()
 
@@ -223,7 +225,7 @@ class Duplicates:
         self._forget_producers()
 
     def close(self, error: StrandlineError) -> None:
-        """Stop reading, and reject the appends that wait."""
+        """Stop loading, and reject the held appends."""
         self._window_replay.cancel()
         self.held.reject(error)
         self._producers_replay.cancel()
@@ -235,10 +237,10 @@ class Duplicates:
     # Reading back
 
     def _load_window(self, window_ms: int) -> None:
-        """Read the message ids of the window back from the log.
+        """Load the message ids of the window from the log.
 
         Raises:
-            StillLoadingError: a thread reads them.
+            StillLoadingError: a thread is loading them.
             UnavailableError: the log cannot be read.
         """
         log = self._log
@@ -249,7 +251,7 @@ class Duplicates:
         )
 
     def _window_loader(self, window_ms: int) -> Callable[[IsWanted], DedupWindow]:
-        """Return a function that reads the message ids back; any thread."""
+        """Return a function that loads the message ids; it may run on any thread."""
         log, now_ns, steady_ns = self._log, self._clock.now_ns(), self._steady.now_ns()
         return lambda is_wanted: load_window(
             log, window_ms, now_ns, steady_ns=steady_ns, is_wanted=is_wanted
@@ -260,24 +262,24 @@ class Duplicates:
         self.held.release()
 
     def _window_failed(self, error: StrandlineError) -> None:
-        logger.warning("%s: message ids cannot be read back: %s", self._name, error)
+        logger.warning("%s: message ids cannot be loaded from the log: %s", self._name, error)
         self.held.reject(error)
 
     def _begin_to_load_producers(self) -> None:
         try:
             self._load_producers()
         except StillLoadingError:
-            logger.debug("%s: producers are read back on a thread", self._name)
-        except StrandlineError as error:  # a producer that writes here later asks again
-            logger.warning("%s: producers cannot be read back: %s", self._name, error)
+            logger.debug("%s: producers are being loaded on a thread", self._name)
+        except StrandlineError as error:  # the next append of a producer tries again
+            logger.warning("%s: producers cannot be loaded from the log: %s", self._name, error)
 
     def _load_producers(self) -> None:
-        """Read the state of producers back from the log.
+        """Load the state of producers from the log.
 
-        Batches that are replicated meanwhile are noted when that is done.
+        Batches that are replicated during the load are noted after it.
 
         Raises:
-            StillLoadingError: a thread reads it.
+            StillLoadingError: a thread is loading it.
             UnavailableError: the log cannot be read.
         """
         log, now_ns = self._log, self._clock.now_ns()

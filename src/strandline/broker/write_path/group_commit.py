@@ -1,15 +1,15 @@
 """The group commit: drain accepted records, write them, sync once, acknowledge, wake readers.
 
-One write and one sync per group commit, whatever the number of publishers, connections and
+There is one write and one sync per group commit, whatever the number of publishers, connections and
 partitions. While a sync runs on a thread the loop continues to accept records, for the next group
-commit. What other replicas have committed meanwhile is acknowledged while the disk syncs, not
-after it (docs/adr/0035). ``io_plan`` has the order of the steps, and what a failure undoes.
+commit. Records that other replicas have committed are acknowledged while the disk syncs, not after
+it (docs/adr/0035). ``io_plan`` has the order of the steps, and what a failure undoes.
 
 Rules: only one plan is between write and acknowledgement at a time, so at most one journal entry is
 unsynced. A plan waits until the journal has a file with room for it; its records stay pending
-meanwhile. A failed journal write or sync poisons: everything waiting is rejected and nothing more
-is accepted until the storage is reopened; so does a bug, because the state is unknown after it.
-Must not know replicas nor front ends.
+meanwhile. A failed journal write or sync poisons the storage: everything waiting is rejected, and
+nothing is accepted until the storage was reopened. A bug does the same, because the state is
+unknown after it. Must not know replicas nor front ends.
 """
 
 import asyncio
@@ -34,15 +34,15 @@ from strandline.telemetry import Telemetry
 
 
 class GroupCommitter:
-    """Executes one plan after the other.
+    """Executes one group commit after the other; each is an ``IoPlan``.
 
     Args:
         loop: the broker's event loop; everything here runs on its thread.
-        limits: the limits of records, of what is pending and of a group commit.
+        limits: the limits of records, of pending bytes and of a group commit.
         clock: read once per group commit.
         telemetry: counters.
-        on_poisoned: called once when a write or sync failed.
-        corruption: receives reports of corrupt batches; None: only their readers see them.
+        on_poisoned: called once after a write or sync failed.
+        corruption: receives reports of corrupt batches; None: only their readers get the error.
     """
 
     def __init__(
@@ -82,27 +82,27 @@ class GroupCommitter:
             sync=self.sync,
         )
         self._plan: IoPlan | None = None
-        """Between write and acknowledgement."""
+        """The plan between write and acknowledgement."""
         self._is_scheduled = False
         self._passing: list[asyncio.Future[None]] = []
 
     # The group commit
 
     def wake(self) -> None:
-        """Begin a group commit in the loop's next round, after all ready sockets were read."""
+        """Start a group commit in the loop's next round, after all ready sockets were read."""
         if not self._is_scheduled:
             self._is_scheduled = True
             self._loop.call_soon(self._begin)
 
     def _begin(self, no_file: UnavailableError | None = None) -> None:
-        """Write what waits, send frames that do not depend on the sync, and sync.
+        """Write pending records, send the frames that do not depend on the sync, and sync.
 
         Args:
-            no_file: why the journal could make no file, if the entry needs one.
+            no_file: why a journal file could not be made; rejects an entry that needs one.
         """
         self._is_scheduled = False
         if self._plan is not None:
-            return  # its end begins the next one
+            return  # the end of the current plan starts the next one
         journal, copies, queue = self.journal_sync, self._copies, self.append_queue
         if no_file is None and not journal.has_room(copies, queue, resume=self._file_made):
             return
@@ -120,7 +120,7 @@ class GroupCommitter:
                 self._end(None)
 
     def _end(self, error: Exception | None) -> None:
-        """Commit and acknowledge the synced plan, or reject it; then begin the next one."""
+        """Commit and acknowledge the synced plan, or reject it; then start the next one."""
         plan = self._plan
         assert plan is not None, "begun before"
         if error is None:
@@ -128,7 +128,7 @@ class GroupCommitter:
                 plan.commit()
                 if self.send_queue.has_peers:
                     self.send_queue.send_frames()
-            except Exception as bug:  # noqa: BLE001  reported once everybody is answered
+            except Exception as bug:  # noqa: BLE001  reported after all waiters were notified
                 error = bug
         self._plan = None
         if error is not None:
@@ -144,7 +144,7 @@ class GroupCommitter:
             self._segments.write_soon()
 
     def _file_made(self, error: BaseException | None) -> None:
-        """Continue the group commit that waited for a file; it may fit even if there is none."""
+        """Continue the group commit that waited for a file; a small one may fit without it."""
         if error is None or (
             isinstance(error, UnavailableError) and not isinstance(error, LogPoisonedError)
         ):
@@ -156,24 +156,24 @@ class GroupCommitter:
     # Failures
 
     def _fail(self, error: BaseException, plan: IoPlan | None = None) -> None:
-        """Reject everything; storage is not used again until it was reopened.
+        """Reject everything; the storage is not used again until it was reopened.
 
         Args:
-            error: the write or sync that failed, or a bug.
-            plan: was under way.
+            error: the error of a write or sync, or a bug.
+            plan: the plan in progress.
         """
         if not isinstance(error, LogPoisonedError):
             context = {"message": "a group commit failed", "exception": error}
-            self._loop.call_exception_handler(context)  # a bug, from which reopening recovers
+            self._loop.call_exception_handler(context)  # a bug; reopening recovers from it
             error = LogPoisonedError(f"internal error, the log is reopened: {error!r}")
         if plan is not None:
             plan.fail(error)
         self.poison(error)
 
     def poison(self, error: StrandlineError) -> None:
-        """Handle a failed write or sync: nothing is acknowledged until the storage is reopened.
+        """Reject everything after a failed write or sync; acknowledge nothing until the reopening.
 
-        A plan whose sync is under way ends as that sync does.
+        A plan whose sync is in progress ends as that sync does.
         """
         self.journal_sync.journal.poison()
         is_first = self.admission.write_error is None
@@ -190,7 +190,7 @@ class GroupCommitter:
     # Around it
 
     def attach(self, journal: Journal, syncer: SyncPolicy) -> None:
-        """Use this journal from now on, at start or after a poisoned one was reopened."""
+        """Use this journal from now on: at the start, or after the storage was reopened."""
         assert self._plan is None, "a group commit ends with the journal it began with"
         self.journal_sync.attach(journal, syncer)
 
@@ -201,13 +201,13 @@ class GroupCommitter:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing waits and nothing is between write and acknowledgement."""
+        """Whether nothing is pending, in progress or queued for sending."""
         if self.is_busy or self.send_queue.acks or not self.append_queue.is_empty:
             return False
         return self._copies.is_idle and self.catch_up.is_idle
 
     async def passed(self) -> None:
-        """Wait until the plan and the catch-up writes under way are finished."""
+        """Wait until the current plan and the catch-up writes have ended."""
         await self.catch_up.passed()
         if self.is_busy:
             await self._answered()
@@ -218,15 +218,17 @@ class GroupCommitter:
         await answered
 
     async def sync(self) -> int:
-        """Sync records that were acknowledged without it; no plan is under way on return.
+        """Sync records that were acknowledged without a sync; on return no plan is in progress.
 
-        Runs on the loop, like the sync of a journal file that is full. Returns the journal's last
-        sequence.
+        Runs on the loop, as does the sync of a full journal file.
+
+        Returns:
+            The journal's last sequence.
 
         Raises:
-            LogPoisonedError: now or earlier a write or sync failed.
+            LogPoisonedError: this sync failed, or an earlier write or sync.
         """
-        while self._plan is not None:  # whose sync may be told of a failure that ours would not be
+        while self._plan is not None:  # its own sync must be the one that gets a disk error
             await self._answered()
         try:
             return self.journal_sync.journal.sync()

@@ -7,13 +7,13 @@
     acks, wakeups       high watermarks move, readers wake, publishers are acknowledged
     sends_after_sync    acks to leaders and to publishers, each connection once
 
-``GroupCommitter`` executes a plan in this order. The plan holds the writes; the acknowledgements
-that they permit gather in the ``SendQueue``, from which the committer sends them. Only the large
-writes of a follower that catches up happen outside a plan (``catch_up_writes``).
+``GroupCommitter`` executes a plan in this order. The plan holds the writes. The acknowledgements
+that the writes permit gather in the ``SendQueue``, from which the committer sends them. Only the
+large writes of a follower that catches up happen outside a plan (``catch_up_writes``).
 
 Rules: each append that is drained into a plan gets exactly one outcome, whatever happens to the
-plan. A partition that fails loses its own batches only; as offsets are dense, all records that it
-has accepted after them are lost too.
+plan. If a partition fails, only its own records are lost: those of the plan, and, since offsets are
+dense, all that it has accepted after them.
 """
 
 from strandline.broker.write_path.admission import Admission
@@ -35,15 +35,15 @@ from strandline.telemetry import Telemetry
 from strandline.types import LogId, Offset, TimestampNs
 
 WrittenBatch = tuple[Partition, Chunk, bytearray, Offset]
-"""A batch that is in its partition's log, which ends at the offset after it."""
+"""A batch in its partition's log, with the records it came from; then the log's end."""
 
 
 class IoPlan:
     """The writes of one group commit.
 
     Args:
-        drained: accepted batches, by partition; a batch that is rejected leaves its list.
-        copies: finished batches for other logs.
+        drained: accepted batches, by partition; a batch that is rejected is removed from its list.
+        copies: finished batches for the logs of replicas.
         admission: counts rejected records.
         telemetry: counters.
     """
@@ -62,13 +62,13 @@ class IoPlan:
         self._telemetry = telemetry
         self.writes: list[WrittenBatch] = []
         self.parts: list[tuple[LogId, Bytes]] = []
-        """Of the journal entry: each batch with its log."""
+        """The parts of the journal entry: each batch with its log id."""
         self.logs: list[Log] = []
-        """Those that were written."""
+        """The logs to which batches were appended."""
         self.size = self.records = 0
-        """Bytes of all batches, and records of publishers."""
+        """The bytes of all batches, and the number of publishers' records."""
         self.needs_sync = False
-        """Whether anything is acknowledged only once it is on disk."""
+        """Whether an ack in this plan requires a sync."""
         self._copied_bytes = 0
         self._met_full_disk = False
 
@@ -81,15 +81,16 @@ class IoPlan:
     def write(
         self, journal: Journal, now_ns: TimestampNs, no_file: UnavailableError | None = None
     ) -> bool:
-        """Append batches to their logs and one entry to the journal, unsynced.
+        """Append batches to their logs, and one entry to the journal, unsynced.
 
         Args:
             journal: the journal of all logs.
             now_ns: the time of the batches.
-            no_file: why the journal could make no file, if the entry needs one.
+            no_file: why a journal file could not be made; rejects an entry that needs one.
 
         Returns:
-            False if nothing was written: there was nothing, or no room and everything is undone.
+            False if nothing was written: nothing was pending, or the journal had no room, and
+                everything was undone.
 
         Raises:
             LogPoisonedError: a write failed.
@@ -117,7 +118,7 @@ class IoPlan:
             LogPoisonedError: a write failed.
         """
         if self._copies.has_waiting:
-            # First: a follower that has just become the leader appends after them.
+            # First: on a follower that has just become leader, new records come after these.
             self.parts = self._copies.write()
             self.logs = self._copies.logs
             self.size = self._copied_bytes = sum(len(batch) for _, batch in self.parts)
@@ -142,7 +143,7 @@ class IoPlan:
 
     @property
     def only_source(self) -> AckSink | None:
-        """Return the connection that all came over, judging by the ends of each batch."""
+        """The connection that all records came over, judged by the first and last of each batch."""
         source = None
         for _, chunk, _, _ in self.writes:
             waiting = chunk.waiting
@@ -156,7 +157,7 @@ class IoPlan:
     # What follows
 
     def commit(self) -> None:
-        """Commit, acknowledge and wake: the entry is as safe as the streams require."""
+        """Commit, acknowledge, and wake readers: the entry is as durable as the streams require."""
         telemetry = self._telemetry
         for partition, chunk, _, next_offset in self.writes:
             partition.synced(chunk, next_offset)
@@ -176,7 +177,7 @@ class IoPlan:
     # Failures
 
     def _undo(self, error: StrandlineError) -> None:
-        """Remove everything from the logs again and reject it: the journal had no room.
+        """Remove all batches from the logs again and reject them: the journal had no room.
 
         Raises:
             LogPoisonedError: a log could not be truncated.
@@ -198,7 +199,7 @@ class IoPlan:
         self._copies.undo(error)
 
     def fail(self, error: StrandlineError) -> None:
-        """Reject everything: a write or sync failed, and what the disk holds is unknown."""
+        """Reject all: a write or sync failed, so the contents of the disk are unknown."""
         drained, self._drained = self._drained, []
         for partition, chunks in drained:
             self._reject(partition, chunks, error)
@@ -207,10 +208,10 @@ class IoPlan:
     def _give_up(
         self, partition: Partition, chunks: list[Chunk], error: StrandlineError, *, index: int
     ) -> None:
-        """Reject the batch at ``index`` and everything behind it."""
+        """Reject the batch at ``index`` and all records of the partition after it."""
         lost = chunks[index:]
         del chunks[index:]
-        if isinstance(error, InvalidRequestError):  # nobody else's fault
+        if isinstance(error, InvalidRequestError):  # only this batch is wrong
             reject_waiting(lost[:1], error)
             error = UnavailableError("a record before this one could not be stored; retry")
         self._reject(partition, lost, error)

@@ -3,8 +3,8 @@
 A sync runs on the loop, on a thread or in a process. In each case earlier group commits are
 acknowledged and segments written while the disk works.
 
-Rules: one entry at a time. The group committer continues after the sync and handles its errors: a
-sync that fails poisons the logs.
+Rules: one entry at a time. The group committer continues after the sync, and handles its errors: a
+failed sync poisons the logs.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ class JournalSync:
         loop: the broker's event loop.
         clock: measures syncs on the loop.
         telemetry: counters.
-        segments: can be written meanwhile.
+        segments: segments that can be written while the journal syncs.
         send_queue: knows whether there are other brokers.
     """
 
@@ -60,10 +60,10 @@ class JournalSync:
         self.read_here: WeakSet[AckSink] = WeakSet()
         """Connections that the loop itself reads, publish by publish."""
         self._last_source: AckSink | None = None
-        """The connection that all of the last entry came over, if there was only one."""
+        """The connection that all records of the last entry came over, if it was a single one."""
 
     def attach(self, journal: Journal, syncer: SyncPolicy) -> None:
-        """Use these from now on."""
+        """Use this journal and sync policy from now on."""
         self.journal = journal
         self._syncer = syncer
 
@@ -76,12 +76,12 @@ class JournalSync:
         *,
         resume: Callable[[BaseException | None], None],
     ) -> bool:
-        """Return whether the journal has room for the next entry; if not, a file is being made.
+        """Return whether the journal has room for the next entry; if not, start to make a file.
 
         Args:
-            copies: will be in the entry.
-            queue: its drained records will be in the entry, too.
-            resume: called when the file is made, or with the error that prevented it.
+            copies: the writes of replicas that will be in the entry.
+            queue: the records that will be in the entry.
+            resume: called when the file was made, or with the error that prevented that.
         """
         if self.is_making_file:
             return False
@@ -97,7 +97,7 @@ class JournalSync:
             self.is_making_file = False
             resume(making.exception())
 
-        # On a thread: to fill it with zeros takes a quarter of a second.
+        # On a thread: filling the file with zeros takes a quarter of a second.
         making = self._loop.run_in_executor(None, self.journal.allocate_spare, length)
         making.add_done_callback(made)
         return False
@@ -108,10 +108,10 @@ class JournalSync:
         """Make a plan's entry durable, if its streams require that.
 
         Args:
-            plan: what was written.
+            plan: the plan that was written.
             is_sending: frames are sent in the loop's next round: sync after that, so that the disks
                 of all replicas work at the same time.
-            done: called later, unless True is returned, with the error if the sync failed.
+            done: called later with the outcome of the sync, unless this returns True.
 
         Returns:
             Whether the entry is already as durable as required.
@@ -132,12 +132,12 @@ class JournalSync:
         ):
             self._sync_elsewhere(done)
             return False
-        if is_sending or self._segments.logs:  # else there is nothing to do meanwhile
+        if is_sending or self._segments.logs:  # otherwise there is nothing to do during the sync
             self.journal.begin_sync()
         if is_sending:
             self._loop.call_soon(self._sync_next, done)
             return False
-        # With replicas the ack waits for others, who need the CPU.
+        # With replicas the ack waits for other brokers, which may need this CPU: no busy polling.
         self._sync_here(is_alone=plan.records == 1 and not self._send_queue.has_peers)
         return True
 
@@ -156,11 +156,11 @@ class JournalSync:
         self._segments.write()
 
     def _sync_next(self, done: Done) -> None:
-        """Sync in the round after the frames were sent."""
+        """Sync in the loop's next round, after the frames were sent."""
         error: Exception | None = None
         try:
             self._sync_here()
-        except Exception as failure:  # noqa: BLE001  the committer handles it
+        except Exception as failure:  # noqa: BLE001  handled by the committer
             error = failure
         done(error)
 

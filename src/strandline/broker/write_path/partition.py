@@ -1,9 +1,9 @@
 """A partition: accepts records, writes them in the group commit, exposes what is committed.
 
-``CommittedRecords`` has what readers see of it.
+``CommittedRecords`` has the part that readers see.
 
-In a cluster a replica is attached to it, which says whether records are accepted and how far they
-are committed; without one, what is synced here is committed.
+In a cluster a replica is attached to the partition: it decides whether records are accepted, and
+    which are committed. Without a replica, what is synced on this broker is committed.
 
 Invariants:
 - ``log_start_offset <= high_watermark <= log_end_offset <= next_offset``;
@@ -11,7 +11,7 @@ Invariants:
 - a record below the high watermark is durable as the stream promises and never changes;
 - the outcome of each append reaches its ack sink, once, and never the caller.
 
-Threads: any may read, watch and look at offsets; the rest is for the loop's.
+Threads: any thread may read, watch and query offsets; everything else is for the loop's thread.
 """
 
 import itertools
@@ -109,70 +109,70 @@ class Partition:
         self.sequences = SubjectSequences(self, self.duplicates.held)
         self.times = BatchTimes()
         self.closed_by: StrandlineError | None = None
-        """Why it is closed, as the stream was deleted or the broker stops; None: it is open."""
+        """Why it is closed: its stream was deleted or the broker stops; None: it is open."""
         self._not_leader_error: StrandlineError | None = None
         self.blocked_by: StrandlineError | None = None
-        """Why the metadata lets it accept no records: it is readonly or paused."""
+        """Why the metadata blocks writes: the partition is readonly or paused."""
         self._rejection: StrandlineError | None = None
         """The first of the three errors that is set, for the hot path."""
         self.needs_sync = config.acks_in_force != "memory"
-        """Whether a group commit with its records has to sync."""
+        """Whether a group commit with records of this partition must sync."""
         self.schema_check: SchemaCheck | None = None
-        """What values have to fit; None: nothing."""
+        """The schema that values must fit; None: any value is accepted."""
         self.replica_hooks: ReplicaHooks | None = None
         self._led_from: Offset | None = Offset(0)
-        """Where the log ended when this broker began to lead; None: it does not lead."""
+        """The end of the log when this broker began to lead; None: it does not lead."""
         self.is_led = is_led
-        """Whether this broker leads it, according to its metadata."""
+        """Whether this broker leads the partition, according to the metadata known here."""
         self.addresses: tuple[str, ...] = ()
         self.leader_address = ""
         self.in_sync_addresses: tuple[str, ...] = ()
-        """In a cluster: Flight of the replicas, the leader first; of it; of those in sync."""
+        """In a cluster, Flight addresses: all replicas, leader first; the leader; those in sync."""
         self.remote_error: StrandlineError | None = None
-        """In a cluster: why it cannot be read here at all; None: it can."""
+        """In a cluster: why the partition cannot be read here at all; None: it can."""
 
     # State
 
     @property
     def log_start_offset(self) -> Offset:
-        """Offset of the first record kept."""
+        """The offset of the first record kept."""
         return self.log.log_start_offset
 
     @property
     def log_end_offset(self) -> Offset:
-        """Offset after the last record in the log, committed or not."""
+        """The offset after the last record in the log, committed or not."""
         return self.log.log_end_offset
 
     @property
     def high_watermark(self) -> Offset:
-        """Offset after the last committed record."""
+        """The offset after the last committed record."""
         return self.committed.high_watermark
 
     @property
     def last_stable_offset(self) -> Offset:
-        """The end for readers: the high watermark, or the first open transaction below it."""
+        """The end for readers: the high watermark, or the start of an open transaction below it."""
         return self.committed.last_stable_offset
 
     @property
     def retention(self) -> SubjectRetention | None:
-        """The readable records per subject, of a stream that keeps so many of each subject."""
+        """The readable records by subject, if the stream keeps a number of records per subject."""
         return self.committed.retention
 
     @property
     def transaction_index(self) -> PartitionTransactions | None:
-        """Which records belong to transactions; None until one is used."""
+        """The records that belong to transactions; None until there is a transaction."""
         return self.committed.transaction_index
 
     @property
     def has_copies(self) -> bool:
-        """Whether other brokers keep the same records."""
+        """Whether other brokers store replicas of the partition."""
         return self.replica_hooks is not None and self.config.replicas > 1
 
     @property
     def knows_end(self) -> bool:
-        """Whether all that may have been acknowledged is known to be committed here; any thread.
+        """Whether this broker knows that all acknowledged records are committed; any thread.
 
-        True, too, where another broker leads: no more can be read here than is known.
+        Also True if another broker leads the partition: this broker cannot know more then.
         """
         if self.transaction_index is not None and self.transaction_index.is_loading:
             return False
@@ -181,28 +181,28 @@ class Partition:
 
     @property
     def is_gathering(self) -> bool:
-        """Whether enough is on its way to other replicas that new records are better gathered."""
+        """Whether new records should gather, since enough is in flight to other replicas."""
         return self.replica_hooks is not None and self.replica_hooks.is_gathering
 
     @property
     def closed(self) -> bool:
-        """Whether it takes no more records: the stream was deleted or the broker stops."""
+        """Whether no more records are accepted: the stream was deleted or the broker stops."""
         return self.closed_by is not None
 
     @property
     def write_error(self) -> StrandlineError | None:
-        """Why it accepts no records now, such as another broker that leads it; None: it does."""
+        """Why records are rejected now, such as because another broker leads; else None."""
         return self._admission.write_error or self._rejection or self.key_error
 
     @property
     def unavailable_reason(self) -> StrandlineError | None:
-        """Why it is not led here now; markers are accepted even when it is readonly or paused."""
+        """Why this broker does not lead now. Readonly or paused is no reason: markers may go on."""
         error = self._admission.write_error or self.closed_by
         return error or self._not_leader_error or self.key_error
 
     @property
     def key_error(self) -> StrandlineError | None:
-        """Why its records cannot be encrypted, if they are to be."""
+        """Why records cannot be encrypted, if the stream is to be encrypted; else None."""
         return None if self.log.sealer is None else self.log.sealer.why_not()
 
     # Accepting
@@ -224,16 +224,16 @@ class Partition:
         """Accept a record; the outcome reaches ``ack_sink``, never the caller.
 
         Args:
-            value: the payload; None deletes its key when the stream is compacted.
+            value: the payload; None deletes the key's records when the stream is compacted.
             subject: NATS subject.
             key: key for compaction and partitioning.
-            headers: kept as they are.
-            ack_sink: receives the outcome; None: nobody does.
+            headers: stored unchanged.
+            ack_sink: receives the outcome, if given.
             token: passed back to the ack sink with the outcome.
             message_id: deduplicates within the stream's window.
             expected_last: reject unless the last record's sequence (offset + 1) is this.
-            expected_subject_last: as ``expected_last``, of the last record of the subject.
-            acks: a lower level than the stream's, for an earlier acknowledgement.
+            expected_subject_last: reject unless the last record of the subject has this sequence.
+            acks: a lower level than the stream's, for an earlier ack.
         """
         admission = self._admission
         size = RECORD_OVERHEAD_BYTES
@@ -254,7 +254,7 @@ class Partition:
         is_plain = message_id is None and expected_last is None and expected_subject_last is None
         if rejection is None and not is_plain and not is_held:
             try:
-                known = self._judge(
+                known = self._check_conditions(
                     subject,
                     message_id,
                     expected_last=expected_last,
@@ -297,7 +297,7 @@ class Partition:
     def _misfit(self, value: bytes | None) -> StrandlineError | None:
         return None if self.schema_check is None else self.schema_check.value(value)
 
-    def _judge(
+    def _check_conditions(
         self,
         subject: str,
         message_id: str | None,
@@ -305,13 +305,14 @@ class Partition:
         expected_last: int | None,
         expected_subject_last: int | None,
     ) -> Offset | None:
-        """Check the conditions of a record; return the offset of the stored record that it repeats.
+        """Check the conditions of a record; return the offset of the record it repeats, or None.
 
         Raises:
-            StillLoadingError: the state that the conditions need is still read back.
+            StillLoadingError: the state that the conditions need is being loaded.
             StrandlineError: a condition is not met.
         """
-        # A repeat is recognised first: what it expected was true when it was stored.
+        # First look for a repeat: its expectations held when its record was stored, and may not
+        # now.
         if message_id is not None:
             known = self.duplicates.find_message(message_id, self.config.dedup_window_ms)
             if known is not None:
@@ -320,7 +321,7 @@ class Partition:
             raise WrongLastSequenceError(f"wrong last sequence: {self.next_offset}")
         if expected_subject_last is not None:
             self.sequences.check(subject, expected_subject_last)
-        if message_id is not None:  # the record is certain of its offset now
+        if message_id is not None:  # from here on the record is sure to get this offset
             self.duplicates.note_message(message_id, self.next_offset)
         return None
 
@@ -332,13 +333,13 @@ class Partition:
         ack_sink: ChunkAckSink,
         tokens: Sequence[object],
     ) -> None:
-        """Accept plain records, in order, as ``append`` does each.
+        """Accept plain records, in order, each as by ``append``.
 
         Args:
             values: their payloads.
-            subjects: one for each, or one for all.
+            subjects: one for each record, or one for all.
             ack_sink: receives the outcomes.
-            tokens: one for each; None: nobody asked for its outcome.
+            tokens: one for each record; None: its publisher asked for no outcome.
         """
         admission, limits, count = self._admission, self._admission.limits, len(values)
         size = sum(map(len, values)) + RECORD_OVERHEAD_BYTES * count
@@ -349,7 +350,7 @@ class Partition:
             or admission.pending_bytes + size > limits.pending_bytes
             or (self.schema_check is not None and self.schema_check.values(values) is not None)
         ):
-            # They are held, or some of them are rejected.
+            # Some are to be held or rejected.
             each = subjects if len(subjects) == count else itertools.repeat(subjects[0])
             for value, subject, token in zip(values, each, tokens, strict=False):
                 sink = None if token is None else ack_sink
@@ -377,16 +378,16 @@ class Partition:
         is_transactional: bool = False,
         verdict: SchemaVerdict | None = None,
     ) -> None:
-        """Accept the rows of an Arrow batch, in order; their one ack has the offset of the first.
+        """Accept the rows of an Arrow batch, in order; one ack has the offset of the first.
 
         Args:
             batch: column ``value`` and perhaps ``key``, ``subject``, ``headers``; not empty.
-            ack_sink: receives the outcome, once all rows are safe.
+            ack_sink: receives the outcome, once all rows are as safe as required.
             token: passed back to the ack sink with the outcome.
-            acks: a lower level than the stream's, for an earlier acknowledgement.
-            producer: who numbered the rows; they become one batch, and are stored once.
-            is_transactional: they count if the producer's transaction is committed.
-            verdict: whether the values fit the stream's schema, if they were checked before.
+            acks: a lower level than the stream's, for an earlier ack.
+            producer: the producer's number of the rows; they become one batch, stored once.
+            is_transactional: the rows become visible if the producer's transaction is committed.
+            verdict: the result of an earlier check of the values against the stream's schema.
         """
         rejection = (
             self.write_error
@@ -433,7 +434,7 @@ class Partition:
         if ack_sink is not None:
             waiting = self._waiting(chunk, None if is_transactional else acks)
             waiting.append(AckWaiter(ack_sink, token, first))
-        if producer is not None:  # then there is one piece, and its offsets are certain now
+        if producer is not None:  # then the rows are one batch, and sure to get its offset
             chunk.producer = producer
             chunk.attributes = Attributes.TRANSACTIONAL if is_transactional else 0
             self.duplicates.note_batch(producer, chunk.count, chunk.base_offset)
@@ -442,7 +443,7 @@ class Partition:
     def append_atomic(
         self, records: Sequence[AtomicRecord], *, ack_sink: AckSink, token: object
     ) -> None:
-        """Accept records that are stored all or not at all, as ``atomic`` says."""
+        """Accept records that are stored all or not at all; see ``atomic``."""
         append_atomic(self, records, self._admission, ack_sink=ack_sink, token=token)
 
     def mark(
@@ -464,7 +465,7 @@ class Partition:
         self.add_chunk(chunk, ack_sink, token)
 
     def add_chunk(self, chunk: Chunk, ack_sink: AckSink, token: object) -> None:
-        """Accept a whole batch, which was checked; acknowledged once, when it is committed."""
+        """Accept a whole batch that was checked; its one ack is sent when it is committed."""
         chunk.waiting.append(AckWaiter(ack_sink, token, self.next_offset))
         self.pending.add(chunk)
         self.next_offset = Offset(self.next_offset + chunk.count)
@@ -478,7 +479,7 @@ class Partition:
             self._admission.wake()
 
     def _waiting(self, chunk: Chunk, acks: Acks | None) -> list[Waiting]:
-        """Return the waiters that are notified at the level ``acks`` of a batch."""
+        """Return the list for waiters that are acknowledged at the level ``acks``."""
         full = "disk" if self.replica_hooks is None else self.config.acks_in_force
         return waiters_at(chunk, acks, full)
 
@@ -492,13 +493,13 @@ class Partition:
         return chunks, size, records
 
     def write(self, chunk: Chunk, now_ns: TimestampNs) -> bytearray:
-        """Encode a chunk, encrypt it if the stream is, and append it to the log, unsynced.
+        """Encode a batch, encrypt it if the stream is encrypted, append it to the log, unsynced.
 
         Returns:
             The batch for the journal.
 
         Raises:
-            DiskFullError: nothing of the chunk was kept.
+            DiskFullError: nothing of the batch was kept.
             LogPoisonedError: a write failed.
         """
         now_ns = self.times.next(now_ns)
@@ -515,12 +516,12 @@ class Partition:
         return batch
 
     def commit(self, offset: Offset) -> None:
-        """Expose the records below ``offset`` and wake who waits for them."""
+        """Expose the records below ``offset``, and wake the readers that wait for them."""
         self.committed.commit(offset)
         self._repeats.committed(offset)
 
     def journaled(self, chunk: Chunk, batch: bytearray) -> None:
-        """Note that a batch is in the journal, not synced."""
+        """Acknowledge at level ``memory``: a batch is in the journal, not synced."""
         if chunk.early:
             self._admission.send_queue.acknowledge(self.name, chunk.early)
             chunk.early = []
@@ -528,7 +529,7 @@ class Partition:
             self.replica_hooks.journaled(chunk, batch)
 
     def synced(self, chunk: Chunk, next_offset: Offset) -> None:
-        """Note that a batch is as safe here as the stream requires."""
+        """Commit and acknowledge a batch: on this broker it is as safe as the stream requires."""
         if self.replica_hooks is not None:
             self.replica_hooks.synced(chunk, next_offset)
             return
@@ -537,10 +538,10 @@ class Partition:
         chunk.waiting = []
 
     def reject_from(self, chunks: Sequence[Chunk], error: StrandlineError) -> int:
-        """Reject chunks that were taken but not stored, and everything accepted after them.
+        """Reject batches that were taken but not stored, and everything accepted after them.
 
         Returns:
-            How many records that are.
+            The number of rejected records.
         """
         before = self.next_offset
         pending = self.pending.clear()
@@ -562,13 +563,13 @@ class Partition:
         """Continue on a log that was reopened after a failure; nothing is pending.
 
         Args:
-            log: as reopened.
-            high_watermark: as far as it is committed; None: all of it.
+            log: the reopened log.
+            high_watermark: the end of the committed records; None: all are committed.
         """
         assert not self.pending.batches, "everything was rejected when the storage failed"
         log.seal_with(self.log.sealer)
         self.log = log
-        self._led_from = Offset(0) if self.replica_hooks is None else None  # who leads next says so
+        self._led_from = Offset(0) if self.replica_hooks is None else None  # set by ``lead``
         self.duplicates.rebind(log)
         self.sequences.start_over(log.log_end_offset)
         self.next_offset = log.log_end_offset
@@ -578,7 +579,7 @@ class Partition:
         self.committed.reopen(log, end)
 
     def preload_ids(self) -> None:
-        """Begin to read the message ids back where they are likely to be asked for."""
+        """Start to load the message ids if the log shows that they are used."""
         self.duplicates.preload_messages(self.config.dedup_window_ms)
 
     def attach_replica(self, replica_hooks: ReplicaHooks, high_watermark: Offset) -> None:
@@ -595,31 +596,31 @@ class Partition:
             self.committed.keep_transaction_index(self.log_start_offset)
 
     def lead(self, leader_epoch: LeaderEpoch) -> None:
-        """Accept records in a new leadership, after what the log holds; nothing is pending."""
+        """Start a leadership: accept records after the end of the log; nothing is pending."""
         assert not self.pending.batches, "a follower accepts nothing"
         self.leader_epoch = leader_epoch
-        self.duplicates.forget_messages()  # the leader before knew other ids
+        self.duplicates.forget_messages()  # they lack the ids that the leader before has stored
         self.next_offset = self._led_from = self.log_end_offset
         self.sequences.start_over(self.next_offset)
         self.preload_ids()
         self.committed.wake()
 
     def change_leader_epoch(self, leader_epoch: LeaderEpoch) -> None:
-        """Continue to lead, in another epoch."""
+        """Continue to lead with another leader epoch."""
         self.leader_epoch = leader_epoch
 
     def follow(self) -> None:
-        """Stop leading; waiting readers are woken, to find out where the new leader is."""
+        """Stop leading; wake waiting readers, so that they look for the new leader."""
         if self._led_from is not None:
             self._led_from = None
             self.committed.wake()
 
     def locate(self, addresses: tuple[str, ...], *, in_sync: tuple[str, ...], leader: str) -> None:
-        """Note where Flight finds its replicas, the leader first, those in sync, and the leader."""
+        """Note the Flight addresses: of the replicas (leader first), those in sync, the leader."""
         self.addresses, self.in_sync_addresses, self.leader_address = addresses, in_sync, leader
 
     def set_led(self, *, is_led: bool) -> None:
-        """Note whether this broker leads it, as far as the metadata here says."""
+        """Note whether this broker leads, according to the metadata known here."""
         self.is_led = is_led
 
     def copied(self, batches: Sequence[Buffer]) -> None:
@@ -628,7 +629,7 @@ class Partition:
             for batch in batches:
                 self.transaction_index.written(batch)
         elif any(map(has_transactions, batches)):
-            # The leader has heard of transactions before us.
+            # The leader uses transactions already, and the metadata here does not show it yet.
             self.committed.keep_transaction_index(self.high_watermark)
         self.duplicates.copied(batches)
 
@@ -638,7 +639,7 @@ class Partition:
         self._update_rejection()
 
     def block_writes(self, error: StrandlineError | None) -> None:
-        """Reject records because the metadata says so, whoever leads; None: accept them."""
+        """Reject records because the metadata says so, for any leader; None: accept them."""
         if error is None and self.blocked_by is None:
             return
         self.blocked_by = error
@@ -654,15 +655,15 @@ class Partition:
             self.replica_hooks.corruption_found(first_offset, next_offset)
 
     def move(self, high_watermark: Offset) -> None:
-        """Adopt the end of a log that was restarted elsewhere; committed records can be read."""
+        """Continue at the end of a log that was restarted elsewhere; all before it is committed."""
         self.next_offset = self.log_end_offset
         self.duplicates.forget_producers_from(self.log_end_offset)
         self.committed.move(high_watermark)
 
     def close(self, error: StrandlineError) -> None:
-        """Reject records with ``error`` from now on, and end the waits of readers.
+        """Reject records with ``error`` from now on, and end the readers' waits.
 
-        The log stays usable for reads under way.
+        Reads in progress can still use the log.
         """
         self.closed_by = error
         self._update_rejection()
@@ -676,19 +677,19 @@ class Partition:
         return self.committed.read(offset, bytes_max, below=below)
 
     def hidden_between(self, start: int, stop: int) -> int:
-        """Count committed offsets of markers and aborted transactions; any thread."""
+        """Count the committed offsets of markers and of aborted records in a range; any thread."""
         return self.committed.hidden_between(start, stop)
 
     def find_runs(self, *patterns: str) -> SubjectSearch | RetainedSearch | None:
-        """Return a finder of records with matching subjects; None: there is none; any thread."""
+        """Return a finder of records with matching subjects, None if it has none; any thread."""
         return self.committed.find_runs(patterns) if self.remote_error is None else None
 
     def offset_for_timestamp(self, timestamp_ns: TimestampNs) -> Offset:
-        """Return the first offset stored at or after a time; the stable offset if there is none."""
+        """Return the first offset stored at or after a time, else the stable offset."""
         return self.committed.offset_for_timestamp(timestamp_ns)
 
     def stored_ns(self, offset: int) -> TimestampNs | None:
-        """Return about when the record at an offset, or the next one, was stored, if readable."""
+        """Return about when the record at or after an offset was stored, if it is readable."""
         return self.committed.stored_ns(offset)
 
     def watch(self, waiter: Waiter) -> None:

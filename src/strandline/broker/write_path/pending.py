@@ -1,7 +1,7 @@
-"""Records that have an offset and wait for the next group commit: chunks, each to become one batch.
+"""Records that have an offset and wait for the next group commit: chunks, each to become a batch.
 
-A chunk is either records that came one by one or an Arrow batch that came whole; chunks keep the
-order in which the partition accepted them.
+A chunk is either records that arrived one by one or an Arrow batch that arrived whole. Chunks keep
+the order in which the partition accepted them.
 """
 
 import asyncio
@@ -28,10 +28,10 @@ from strandline.types import Offset, PartitionName, ProducerStamp, TimestampNs
 
 CHUNK_BYTES_MAX = 4 << 20
 TIME_AHEAD_NS_MAX = 1_000_000_000
-"""How far batch times may run ahead of a clock that was set back; beyond that they follow it."""
+"""How far batch times may stay ahead of a clock that was set back; beyond, they follow it."""
 TIMES_KEPT = 64
 MARKER_SUBJECT = "_"
-"""A batch has a subject; nobody sees that of a marker."""
+"""The subject of a marker's batch: a batch must have one, but readers never see a marker."""
 
 
 class AckSink(Protocol):
@@ -44,14 +44,14 @@ class AckSink(Protocol):
     def acked(
         self, token: object, partition: PartitionName, offset: Offset, *, duplicate: bool
     ) -> None:
-        """Receive the ack of the record at ``offset``, the first of several.
+        """Receive the ack of an append; ``offset`` is that of its first record.
 
-        ``duplicate``: it was stored earlier, under the same message id.
+        ``duplicate``: the record was stored earlier, under the same message id.
         """
         ...
 
     def rejected(self, token: object, error: StrandlineError) -> None:
-        """Receive an error: it was not stored or, after a failed write or sync, may have been."""
+        """Receive an error: the append was not stored, or may be after a failed write or sync."""
         ...
 
 
@@ -79,23 +79,23 @@ class CommitWaiter:
             self._stored.set_exception(error)
 
     async def wait(self) -> Offset:
-        """Return the record's offset when it is as safe as required.
+        """Return the record's offset once it is as safe as required.
 
         Raises:
-            StrandlineError: it was rejected, or may not be stored.
+            StrandlineError: the record was rejected, or it is unknown whether it was stored.
         """
         return await self._stored
 
 
 class ChunkAckSink(AckSink, Protocol):
-    """An ack sink of records that are accepted by the chunk."""
+    """An ack sink for records that are accepted in chunks."""
 
     def acked_many(
         self, tokens: Sequence[object], partition: PartitionName, offset: Offset
     ) -> None:
         """Receive the acks of consecutive records, the first at ``offset``.
 
-        The token None stands for a record whose publisher asked for no answer.
+        The token None stands for a record whose publisher asked for no ack.
         """
         ...
 
@@ -109,19 +109,19 @@ class AckWaiter(NamedTuple):
     duplicate: bool = False
 
     def acked(self, partition: PartitionName) -> int:
-        """Acknowledge the record; return how many acks that are."""
+        """Acknowledge the record; return the number of acks."""
         self.ack_sink.acked(self.token, partition, self.offset, duplicate=self.duplicate)
         return 1
 
     def rejected(self, error: StrandlineError) -> None:
-        """Report that the record is not stored, or that this is unknown."""
+        """Report that the record was not stored, or that this is unknown."""
         self.ack_sink.rejected(self.token, error)
 
 
 class AckRun(NamedTuple):
-    """The receiver of the acks for records in a row, the first at ``offset``.
+    """The receiver of the acks for consecutive records, the first at ``offset``.
 
-    The token None stands for a record whose publisher asked for no answer.
+    The token None stands for a record whose publisher asked for no ack.
     """
 
     ack_sink: ChunkAckSink
@@ -129,12 +129,12 @@ class AckRun(NamedTuple):
     offset: Offset
 
     def acked(self, partition: PartitionName) -> int:
-        """Acknowledge the records; return how many acks that are."""
+        """Acknowledge the records; return the number of acks."""
         self.ack_sink.acked_many(self.tokens, partition, self.offset)
         return len(self.tokens) - self.tokens.count(None)
 
     def rejected(self, error: StrandlineError) -> None:
-        """Report that the records are not stored, or that this is unknown."""
+        """Report that the records were not stored, or that this is unknown."""
         for token in self.tokens:
             if token is not None:
                 self.ack_sink.rejected(token, error)
@@ -144,7 +144,7 @@ Waiting = AckWaiter | AckRun
 
 
 class PendingRecords:
-    """Records that came one by one, as columns."""
+    """Records that arrived one by one, as columns."""
 
     __slots__ = (
         "base_offset",
@@ -173,11 +173,11 @@ class PendingRecords:
 
     @property
     def is_transactional(self) -> bool:
-        """Never: records that come one by one belong to no transaction."""
+        """Always False: records that arrive one by one belong to no transaction."""
         return False
 
     def add(self, value: bytes | None, subject: str) -> None:
-        """Add a record without key and headers."""
+        """Add a record without key or headers."""
         self.count += 1
         self.values.append(value)
         self.subjects.append(subject)
@@ -187,11 +187,11 @@ class PendingRecords:
             self.headers.append(None)
 
     def add_many(self, values: Sequence[bytes], subjects: Sequence[str]) -> None:
-        """Add records without key and headers.
+        """Add records without key or headers.
 
         Args:
-            values: at least one.
-            subjects: one for each, or one for all.
+            values: at least one value.
+            subjects: one for each record, or one for all.
         """
         count = len(values)
         self.count += count
@@ -226,7 +226,7 @@ class PendingRecords:
 
 
 class PendingArrowBatch:
-    """Records that came as one Arrow batch."""
+    """Records that arrived as one Arrow batch."""
 
     __slots__ = (
         "attributes",
@@ -253,12 +253,12 @@ class PendingArrowBatch:
 
     @property
     def is_transactional(self) -> bool:
-        """Whether it belongs to a transaction: then it is acknowledged only when committed."""
+        """Whether it belongs to a transaction: its ack then waits until it is committed."""
         return bool(self.attributes)
 
     @property
     def count(self) -> int:
-        """Records in the chunk."""
+        """The number of records in the chunk."""
         return int(self.batch.num_rows)
 
     def encode(self, stamp: Stamp) -> bytearray:
@@ -268,7 +268,7 @@ class PendingArrowBatch:
 
 
 class PendingMarker:
-    """The beginning or the end of a transaction."""
+    """The marker that begins or ends a transaction."""
 
     __slots__ = (
         "attributes",
@@ -291,12 +291,12 @@ class PendingMarker:
 
     @property
     def is_transactional(self) -> bool:
-        """Always: it begins or ends a transaction."""
+        """Always True: a marker begins or ends a transaction."""
         return True
 
     @property
     def count(self) -> int:
-        """One, which readers never see."""
+        """Always 1: a marker takes one offset, which readers never see."""
         return 1
 
     def encode(self, stamp: Stamp) -> bytearray:
@@ -306,7 +306,7 @@ class PendingMarker:
 
 
 class PendingPurge(PendingMarker):
-    """The removal of the records of a pattern of subjects below an offset."""
+    """A pending purge: removes the records below an offset whose subjects match a pattern."""
 
     __slots__ = ("_below", "_pattern")
 
@@ -316,7 +316,7 @@ class PendingPurge(PendingMarker):
         self._below = below
 
     def encode(self, stamp: Stamp) -> bytearray:
-        """Encode the removal as a batch."""
+        """Encode the purge as a batch."""
         stamp = stamp._replace(attributes=self.attributes)
         return encode_records([format_purge(self._below)], [self._pattern], stamp)
 
@@ -334,7 +334,7 @@ class PendingQueue:
         self._open: PendingRecords | None = None
 
     def open_batch(self, base_offset: Offset, records: int = 1) -> PendingRecords:
-        """Return the batch to which records from ``base_offset`` on are added."""
+        """Return the batch to which records from ``base_offset`` on can be added."""
         batch = self._open
         if (
             batch is None
@@ -346,17 +346,17 @@ class PendingQueue:
         return batch
 
     def add(self, batch: Chunk) -> None:
-        """Add a batch that no further record is added to."""
+        """Add a batch to which no record can be added."""
         self.batches.append(batch)
         self._open = None
 
     def take(self, bytes_max: int, records_max: int) -> tuple[list[Chunk], int, int]:
-        """Take batches for a group commit, at least one, up to so many bytes and records.
+        """Take batches for a group commit: at least one, and no more than the limits allow.
 
         Returns:
-            The batches, how many bytes they have and how many records.
+            The batches, their bytes, and their records.
         """
-        if len(self.batches) == 1:  # as nearly always
+        if len(self.batches) == 1:  # the usual case
             [batch], self._open = self.batches, None
             batches, self.batches = self.batches, []
             return batches, batch.size, batch.count
@@ -378,19 +378,19 @@ class PendingQueue:
         return batches
 
     def holder_of(self, offset: Offset) -> Chunk:
-        """Return the batch with the record at ``offset``, which is pending."""
+        """Return the pending batch that has the record at ``offset``."""
         return next(batch for batch in reversed(self.batches) if batch.base_offset <= offset)
 
 
 class BatchTimes:
-    """The times of a partition's batches, which ignore that a clock is set back a little."""
+    """The times of a partition's batches; they stay steady if a clock is set back a little."""
 
     __slots__ = ("_last", "_newest")
 
     def __init__(self) -> None:
         self._last = TimestampNs(0)
         self._newest: deque[tuple[Offset, Offset, TimestampNs]] = deque(maxlen=TIMES_KEPT)
-        """Offsets, half-open, and time of the batches written last."""
+        """The first offset, the end offset and the time of the batches written last."""
 
     def next(self, now_ns: TimestampNs) -> TimestampNs:
         """Return the time of the next batch."""
@@ -400,11 +400,11 @@ class BatchTimes:
         return now_ns
 
     def note(self, base_offset: Offset, next_offset: Offset, time_ns: TimestampNs) -> None:
-        """Remember the time of a batch that was written."""
+        """Remember the time of a written batch."""
         self._newest.append((base_offset, next_offset, time_ns))
 
     def find(self, offset: Offset) -> TimestampNs | None:
-        """Return the time of a record; None if its batch was written too long ago."""
+        """Return the time of a record; None if its batch is not among the newest."""
         for base, end, time_ns in reversed(self._newest):
             if base <= offset < end:
                 return time_ns
@@ -420,14 +420,14 @@ def extra_bytes(key: bytes | None, headers: Headers | None) -> int:
 
 
 def waiters_at(chunk: Chunk, acks: Acks | None, full: Acks) -> list[Waiting]:
-    """Return the waiters of a batch that are notified at a level; ``full`` is the most there is."""
+    """Return a batch's waiters for a level of acks; ``full`` is the stream's level."""
     if acks == "memory":
         return chunk.early
     return chunk.on_disk if acks == "disk" and full == "replicated" else chunk.waiting
 
 
 def reject_waiting(chunks: Iterable[Chunk], error: StrandlineError) -> None:
-    """Reject all records of chunks and forget their waiters: nobody is called twice."""
+    """Reject all records of chunks; forget the waiters, so that none is notified twice."""
     for chunk in chunks:
         waiting = [*chunk.early, *chunk.on_disk, *chunk.waiting]
         chunk.early.clear()

@@ -1,19 +1,21 @@
-"""The state of idempotent producers in a partition, by which a batch sent twice is stored once.
+"""The state of idempotent producers in a partition, so that a batch sent twice is stored once.
 
-A producer numbers the records that it sends to a partition: 0, 1, 2 … in each of its epochs. The
-next sequence is stored. A recently stored sequence is answered with its offset. Any other is
-rejected: an earlier batch is missing, or a later epoch has taken over.
+A producer numbers the records that it sends to a partition: 0, 1, 2 … in each of its epochs. A
+    batch with the next sequence is stored. A batch that repeats a recently stored sequence is
+    acknowledged with its offset. Any other batch is rejected: a batch before it is missing, or a
+    later epoch has taken over.
 
 Rules:
 - a batch is noted when it gets its offsets, before it is durable, and forgotten if it is not
   stored, or is truncated after a change of leaders;
 - the log's headers contain the whole state, so a restart and every replica can rebuild it
   (``load_producers``);
-- a producer is forgotten when the partition has stored records for ``MEMORY_NS`` without any of
-  its own, or when ``PRODUCERS_MAX`` others were active later. An unknown producer begins at 0.
+- a producer is forgotten once the partition has stored records for ``MEMORY_NS`` without any of
+  this producer, or when ``PRODUCERS_MAX`` others were active later. An unknown producer has to
+  begin at 0.
 
-Invariant: the ranges of a producer ascend by epoch and sequence, and by offset; no two are adjacent
-in both.
+Invariant: the ranges of a producer ascend by epoch and sequence, and by offset; ranges that touch
+    in both are merged.
 """
 
 import struct
@@ -34,9 +36,9 @@ from strandline.types import Offset, ProducerStamp, TimestampNs
 MEMORY_NS = PRODUCER_MEMORY_S * 1_000_000_000
 PRODUCERS_MAX = 10_000
 RANGES_MAX = 64
-"""Ranges of a producer that alternates with others; a lone producer needs a single one."""
+"""Kept ranges of a producer that alternates with others; a lone producer needs one."""
 LOAD_READ_BYTES = 16 << 20
-_MARKER = int(Attributes.MARKER)  # a plain integer: flags are slow to compare
+_MARKER = int(Attributes.MARKER)  # an integer, since enum flags are slow to compare
 _HEADER_PARTS = struct.Struct("<8xIxxHq4xI24xqhxxi")
 """Length, attributes, base offset, last offset delta, producer id, epoch, base sequence."""
 
@@ -53,7 +55,7 @@ class _Range:
         self.offset = offset
 
     def is_before(self, stamp: ProducerStamp, offset: int) -> bool:
-        """Whether a batch with this stamp, stored at ``offset``, continues the range."""
+        """Whether a batch with this stamp, stored at ``offset``, directly follows the range."""
         return (
             self.epoch == stamp.epoch
             and self.next_sequence == stamp.sequence
@@ -77,27 +79,27 @@ class ProducerStates:
     """The stored sequences of each producer, with their offsets.
 
     Args:
-        producers_max: the limit of producers; those inactive longest are forgotten first.
-        ranges_max: the limit of ranges for each.
+        producers_max: the limit of producers; the ones inactive longest are forgotten first.
+        ranges_max: the limit of ranges per producer.
     """
 
     def __init__(self, *, producers_max: int = PRODUCERS_MAX, ranges_max: int = RANGES_MAX) -> None:
         self._producers_max = producers_max
         self._ranges_max = ranges_max
         self._known: OrderedDict[int, _Producer] = OrderedDict()
-        """By producer id, in the order of their last batches."""
+        """The producers by id, in the order of their last batches."""
 
     def __len__(self) -> int:
         return len(self._known)
 
     def check(self, stamp: ProducerStamp, records: int) -> Offset | None:
-        """Whether ``records`` records are the producer's next.
+        """Check whether a batch of ``records`` records is the producer's next one.
 
         Returns:
-            None if they are; their first offset if they were stored before.
+            None if it is the next; the offset of its first record if it is stored already.
 
         Raises:
-            OutOfOrderSequenceError: they are neither.
+            OutOfOrderSequenceError: it is neither.
             ProducerFencedError: a later epoch of the producer has written here.
         """
         known = self._known.get(stamp.producer_id)
@@ -127,7 +129,7 @@ class ProducerStates:
     def note(
         self, stamp: ProducerStamp, records: int, *, offset: Offset, now_ns: TimestampNs
     ) -> None:
-        """Note a batch that begins at ``offset``; it was checked, or is in the log."""
+        """Note a batch that begins at ``offset``; it passed ``check``, or is in the log."""
         known = self._known.get(stamp.producer_id)
         if known is None:
             known = self._known[stamp.producer_id] = _Producer()
@@ -145,7 +147,7 @@ class ProducerStates:
         self._forget_silent(now_ns)
 
     def _forget_silent(self, now_ns: TimestampNs) -> None:
-        """Forget producers that were inactive for long, or are too many."""
+        """Forget producers that were inactive too long, or are too many."""
         while True:
             first = next(iter(self._known))
             is_old = self._known[first].last_seen_ns < now_ns - MEMORY_NS
@@ -157,7 +159,7 @@ class ProducerStates:
         """Forget records at ``offset`` and after, which were not stored.
 
         Returns:
-            False if earlier ranges were already forgotten: then all must be loaded again.
+            False if the ranges before were forgotten already: all state must be loaded again.
         """
         is_whole = True
         for producer_id, known in list(self._known.items()):
@@ -175,10 +177,10 @@ class ProducerStates:
 
 
 def _check_first(stamp: ProducerStamp, why: str) -> None:
-    """Check that the sequence is 0.
+    """Check that the sequence is 0, as the first of a producer must be.
 
     Raises:
-        OutOfOrderSequenceError: it is another.
+        OutOfOrderSequenceError: it is not.
     """
     if stamp.sequence:
         raise OutOfOrderSequenceError(
@@ -190,7 +192,7 @@ def _check_first(stamp: ProducerStamp, why: str) -> None:
 def note_batches(
     producers: "ProducerStates | NotedMeanwhile", batches: Buffer, now_ns: TimestampNs
 ) -> None:
-    """Note whole batches of the log, from their headers."""
+    """Note all numbered batches in bytes of the log, from the batches' headers."""
     unpack, size = _HEADER_PARTS.unpack_from, len(batches)
     position = 0
     while position < size:
@@ -202,10 +204,10 @@ def note_batches(
 
 
 class NotedMeanwhile:
-    """Numbered batches stored while earlier ones are loaded on a thread.
+    """Numbered batches that are stored while a thread loads the state of earlier ones.
 
     Args:
-        start: batches below are being loaded.
+        start: the load reads the batches below this offset.
     """
 
     def __init__(self, start: Offset) -> None:
@@ -220,7 +222,7 @@ class NotedMeanwhile:
             self._batches.append((stamp, records, offset, now_ns))
 
     def move_to(self, producers: ProducerStates) -> None:
-        """Add them to the loaded state."""
+        """Add the batches to the loaded state."""
         for stamp, records, offset, now_ns in self._batches:
             producers.note(stamp, records, offset=offset, now_ns=now_ns)
         self._batches.clear()
@@ -233,15 +235,15 @@ def load_producers(
     end: Offset | None = None,
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> ProducerStates:
-    """Rebuild the producers' state from the batches of a log; any thread.
+    """Load the producers' state from the batches of a log; any thread.
 
-    Reads back as far as a producer would still be remembered, at about a microsecond per batch.
+    Reads only the time for which a producer is remembered, at about a microsecond per batch.
 
     Args:
         log: the log of the partition.
-        now_ns: replaces the time of the last record if that is corrupt, or ahead of it.
-        end: batches below are read; None: all.
-        is_wanted: reading stops when it returns False.
+        now_ns: the time to use if the last record's time is corrupt or ahead of this.
+        end: only batches below this offset are read; None: all.
+        is_wanted: the load stops when this returns False.
 
     Raises:
         UnavailableError: the log cannot be read.
@@ -252,13 +254,13 @@ def load_producers(
     while offset < end and is_wanted():
         try:
             found = log.read(offset, LOAD_READ_BYTES, below=end, verify=False)
-        except CorruptBatchError as corruption:  # its producers are lost
+        except CorruptBatchError as corruption:  # the state of this batch is lost
             offset = Offset(max(corruption.next_offset, offset + 1))
             continue
         except OffsetOutOfRangeError:
             if offset >= log.log_start_offset:
                 raise
-            offset = log.log_start_offset  # retention removed it first
+            offset = log.log_start_offset  # retention deleted the records meanwhile
             continue
         note_batches(producers, found.buffer, last_ns)
         offset = found.next_offset
@@ -266,13 +268,13 @@ def load_producers(
 
 
 def producers_from(log: Log, now_ns: TimestampNs) -> tuple[Offset, TimestampNs]:
-    """Return where ``load_producers`` starts to read, and its time for judging inactivity."""
+    """Return the offset at which ``load_producers`` starts, and the time of the last record."""
     last_ns = _last_timestamp(log, now_ns)
     return log.offset_since(TimestampNs(last_ns - MEMORY_NS)), last_ns
 
 
 def _last_timestamp(log: Log, now_ns: TimestampNs) -> TimestampNs:
-    """Return the time of the last record, by which inactivity is judged."""
+    """Return the time of the last record: inactivity is measured up to it, not to the clock."""
     if log.log_end_offset == log.log_start_offset:
         return now_ns
     try:

@@ -1,4 +1,4 @@
-"""Answers to repeated appends: each is acknowledged when the record that it repeats is safe."""
+"""Acks of repeated appends: each is sent when the record that the append repeats is safe."""
 
 from typing import Any, Protocol
 
@@ -26,19 +26,19 @@ class RepeatAnswers:
 
     Args:
         partition: the partition of the records.
-        admission: counts repeats, and sends the acks.
+        admission: counts duplicates, and sends the acks.
     """
 
     def __init__(self, partition: _RepeatedPartition, admission: Admission[Any]) -> None:
         self._partition = partition
         self._admission = admission
         self._late: list[tuple[Offset, AckWaiter]] = []
-        """Repeats of records that are written and not committed, with the last record's offset."""
+        """Repeats of records that are written but not committed, with the last record's offset."""
 
     def answer(
         self, known: Offset, ack_sink: AckSink | None, token: object, *, last: Offset
     ) -> None:
-        """Acknowledge a repeat of the records ``known`` to ``last``, as soon as these are safe."""
+        """Acknowledge a repeat of the records ``known`` to ``last`` once they are durable."""
         partition = self._partition
         self._admission.duplicates += 1
         if ack_sink is None:
@@ -52,7 +52,7 @@ class RepeatAnswers:
             partition.pending.holder_of(last).waiting.append(waiting)
 
     def committed(self, offset: Offset) -> None:
-        """Acknowledge repeats of records below ``offset``, which are committed."""
+        """Acknowledge the repeats of records below ``offset``, which are committed."""
         if not self._late:
             return
         due: list[Waiting] = [late for last, late in self._late if last < offset]
@@ -60,7 +60,7 @@ class RepeatAnswers:
         self._admission.send_queue.acknowledge(self._partition.name, due)
 
     def reject(self, error: StrandlineError) -> None:
-        """Reject the repeats that are not acknowledged yet."""
+        """Reject the repeats that were not acknowledged yet."""
         late, self._late = self._late, []
         for _, each in late:
             each.rejected(error)

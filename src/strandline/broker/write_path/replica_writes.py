@@ -1,9 +1,9 @@
 """Writes of finished batches: of the metadata log, and of partitions that other brokers lead.
 
-They take part in the group commit, with its journal entry and its sync, and each gets one outcome.
+They are written by the group commit, with its journal entry and its sync; each has one outcome.
 
-Rules: ``done`` is called exactly once for each write; writes to one log are made in the order of
-their submission; if one fails, later ones to the same log fail, too.
+Rules: ``done`` is called exactly once for each write. Writes to one log are made in the order in
+which they were submitted; if one fails, the later ones to this log fail, too.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -16,18 +16,18 @@ from strandline.storage.log import Log
 from strandline.types import LogId
 
 PART_OVERHEAD_BYTES = 16
-"""Of a batch in a journal entry: its log and its length."""
+"""The overhead of a batch in a journal entry: its log id and its length."""
 Done = Callable[[StrandlineError | None], None]
-"""Called with None once everything is on disk, else with the error."""
+"""Called with None once all batches are on disk, or with the error."""
 
 
 class ReplicaWrite(NamedTuple):
-    """Batches for the end of one log, byte for byte.
+    """Finished batches to append to one log unchanged.
 
     Attributes:
-        log_id: of the log.
-        log: the log that they continue.
-        batches: each exactly one batch, in order; they must not change any more.
+        log_id: the log's id in the journal.
+        log: the log to append to.
+        batches: the batches in order, one in each element; they must not change any more.
         done: called with the outcome, on the loop.
     """
 
@@ -38,7 +38,7 @@ class ReplicaWrite(NamedTuple):
 
 
 class ReplicaWrites:
-    """The writes that wait for a group commit, and those in one."""
+    """The writes that wait for a group commit, and those of the current one."""
 
     def __init__(self) -> None:
         self._waiting: list[ReplicaWrite] = []
@@ -52,7 +52,7 @@ class ReplicaWrites:
         return bool(self._waiting)
 
     def has(self, log_id: LogId) -> bool:
-        """Whether a write to a log waits, or is in progress."""
+        """Whether a write to a log is waiting or in progress."""
         return any(write.log_id == log_id for write in (*self._waiting, *self._under_way))
 
     @property
@@ -73,7 +73,7 @@ class ReplicaWrites:
     def write(self) -> list[tuple[LogId, Bytes]]:
         """Append waiting writes to their logs, unsynced; return the parts for the journal entry.
 
-        A write that fails for lack of space gets its error at once; the others continue.
+        A write that fails for lack of space is reported at once; the others continue.
 
         Raises:
             LogPoisonedError: a write failed.
@@ -108,13 +108,13 @@ class ReplicaWrites:
             write.done(error)
 
     def complete(self) -> None:
-        """Report success: the group commit is on disk."""
+        """Report that the writes of the group commit are on disk."""
         under_way, self._under_way = self._under_way, []
         for write in under_way:
             write.done(None)
 
     def fail(self, error: StrandlineError) -> None:
-        """Report a failed group commit; reopening decides about its logs."""
+        """Report a failed group commit; the logs are truncated when the storage is reopened."""
         under_way, self._under_way = self._under_way, []
         for write in under_way:
             write.done(error)
@@ -126,7 +126,7 @@ class ReplicaWrites:
             write.done(error)
 
     def _notify(self, writes: list[ReplicaWrite], errors: dict[LogId, StrandlineError]) -> None:
-        """Remove parts of failed writes from their logs, and report."""
+        """Remove the batches of failed writes from their logs, and report the outcomes."""
         first: dict[LogId, ReplicaWrite] = {}
         for write in writes:
             first.setdefault(write.log_id, write)
@@ -142,9 +142,9 @@ def append_whole(
     """Append all batches, unsynced, or none; return the error.
 
     Args:
-        log: the log that they continue.
-        batches: each exactly one batch, in order.
-        is_written: whether to write them to the log's files, not only to memory.
+        log: the log to append to.
+        batches: the batches in order, one in each element.
+        is_written: write the batches to the log's files, too, not only to memory.
 
     Raises:
         LogPoisonedError: a write failed, or could not be undone.
@@ -167,10 +167,10 @@ def _truncate(log: Log, offset: int) -> None:
     """Remove the batches of a failed write.
 
     Raises:
-        LogPoisonedError: that failed, too.
+        LogPoisonedError: the truncation failed, too.
     """
     try:
-        # On the event loop: it removes at most what one group commit has written.
+        # On the event loop: removes at most what one group commit has written.
         log.undo_to(offset)
     except UnavailableError as failure:
         raise LogPoisonedError(

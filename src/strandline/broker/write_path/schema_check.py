@@ -1,9 +1,9 @@
 """The check of values against their stream's schema, before records are accepted.
 
-Rules: any thread may check. A partition checks records where it accepts them, on the loop. A caller
-with many records checks them on its own thread before, and hands in the verdict, which counts as
-long as the stream has these versions. Not checked are records that a replica copies, markers of
-transactions, and records without a value.
+Rules: any thread may check. A partition checks records when it accepts them, on the loop. A caller
+with many records checks them before, on its own thread, and passes on the verdict; it is valid
+while the stream has the same schema versions. Records that a replica copies, markers of
+transactions, and records without a value are not checked.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,10 +18,10 @@ from strandline.values.schema import SchemaVersion
 
 
 class SchemaVerdict(NamedTuple):
-    """Whether the values of a batch fit."""
+    """The result of checking the values of a batch."""
 
     check: "SchemaCheck"
-    """What was asked."""
+    """The check that was made."""
     error: SchemaMismatchError | None
 
 
@@ -29,8 +29,8 @@ class SchemaCheck:
     """The check of the values of one stream.
 
     Args:
-        stream: its name.
-        versions: the versions of its schema, ascending, at least one.
+        stream: the stream's name.
+        versions: the versions of its schema, ascending; at least one.
     """
 
     def __init__(self, stream: str, versions: Sequence[SchemaVersion]) -> None:
@@ -38,12 +38,12 @@ class SchemaCheck:
         self.versions = versions
 
     def value(self, value: bytes | None) -> SchemaMismatchError | None:
-        """Return why a value does not fit; None: it does."""
+        """Return why a value does not fit the schema, or None."""
         reason = self._find(value)
         return None if reason is None else SchemaMismatchError(self._message(value, reason))
 
     def values(self, values: Sequence[bytes | None]) -> SchemaMismatchError | None:
-        """Return why the first one of several values that does not fit does not; None: all do."""
+        """Return the error of the first value that does not fit, or None."""
         find = self._find
         for row, value in enumerate(values):
             if (reason := find(value)) is not None:
@@ -60,14 +60,14 @@ class SchemaCheck:
     def error_of(
         self, batch: pa.RecordBatch, verdict: SchemaVerdict | None
     ) -> SchemaMismatchError | None:
-        """Return the error of a batch; a verdict of this check spares the work."""
+        """Return the error of a batch; a valid verdict saves checking it again."""
         if verdict is None or verdict.check is not self:
             verdict = self.batch(batch)
         return verdict.error
 
     @cached_property
     def _find(self) -> Callable[[bytes | None], str | None]:
-        # Compiled at the first record: it may import what only this format needs.
+        # Compiled at the first record: imports libraries that only this format needs.
         return misfit_finder(self.versions)
 
     def _message(self, value: bytes | None, reason: str) -> str:

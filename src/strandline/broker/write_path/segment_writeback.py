@@ -1,9 +1,9 @@
 """Writes segments while the disk syncs the journal, or after a group commit.
 
-The journal has the batches, so nobody has to wait for a segment (docs/adr/0033).
+The batches are in the journal already, so nobody has to wait for this (docs/adr/0033).
 
-Rules: on the loop's thread; a round writes a bounded number of bytes, so that a thousand logs that
-are due at the same time do not delay their publishers. Batches for which there is no space stay in
+Rules: on the loop's thread. A round writes a limited number of bytes, so that a thousand logs that
+are due at the same time do not delay their publishers. If there is no space, the batches stay in
 memory, and the next append to their log fails.
 """
 
@@ -20,7 +20,7 @@ ROUND_BYTES = 256 << 10
 
 
 class SegmentWriteback:
-    """The logs with batches that are in memory only.
+    """The logs with batches that are only in memory and the journal.
 
     Args:
         loop: the broker's event loop.
@@ -33,32 +33,32 @@ class SegmentWriteback:
         self._loop = loop
         self._on_poisoned = on_poisoned
         self.logs: dict[Log, None] = {}
-        """With enough to write now, the oldest first."""
+        """The logs with enough to write, the longest waiting first."""
         self._is_scheduled = False
 
     def note(self, log: Log) -> None:
-        """Write a log's pending batches in one of the next rounds, if there are enough of them."""
+        """Schedule the writing of a log's batches, if there are enough of them."""
         if log.can_write_pending:
             self.logs[log] = None
 
     def write(self) -> None:
-        """Write one round, the oldest logs first."""
+        """Write the batches of one round, the longest waiting logs first."""
         room = ROUND_BYTES
         while self.logs and room > 0:
             log = next(iter(self.logs))
             del self.logs[log]
             if not log.can_write_pending:
-                continue  # it was closed, or written meanwhile
+                continue  # the log was closed, or written meanwhile
             room -= log.pending_bytes
             try:
                 log.write_pending()
             except LogPoisonedError as error:
                 self._on_poisoned(error)
             except UnavailableError as error:
-                logger.warning("a segment waits for space: %s", error)
+                logger.warning("a segment cannot be written until there is space: %s", error)
 
     def write_soon(self) -> None:
-        """Write the rest in the next rounds of the loop."""
+        """Write the rest in the loop's next rounds."""
         if self.logs and not self._is_scheduled:
             self._is_scheduled = True
             self._loop.call_soon(self._write_soon)
@@ -70,15 +70,15 @@ class SegmentWriteback:
 
 
 async def write_back(log: Log, *, pause_s: float, parts_max: int | None = None) -> None:
-    """Let the disk begin to write dirty pages, one part at a time, on a thread.
+    """Let the disk start to write dirty pages, one part at a time, on a thread.
 
-    A sync of the journal, for which publishers wait, then waits for one part, not for all
+    A sync of the journal, for which publishers wait, then waits for one part only
     (docs/adr/0031, 0034).
 
     Args:
-        log: nothing is done unless at least a part of it is unwritten.
-        pause_s: after each part.
-        parts_max: leave the rest for later; None: write all.
+        log: the log to write; nothing is done if less than a part is unwritten.
+        pause_s: the pause after each part.
+        parts_max: the number of parts to write now; None: all.
     """
     parts = 0
     while log.can_write_back and parts != parts_max:

@@ -1,9 +1,10 @@
 """Loading of a partition's state from its log, on a thread if there is much to read.
 
-The broker must answer its peers meanwhile: if its event loop is blocked for longer than its session
-timeout it is fenced, and the next leader would have as much to read.
+The broker must answer its peers while it loads: if its event loop were blocked for longer than its
+    session timeout, it would be fenced, and the next leader would have as much to read.
 
 Rules: used on the event loop, which alone changes the state; a load only reads the log. The result
+of a cancelled load is ignored.
 of a cancelled load is ignored.
 """
 
@@ -15,14 +16,14 @@ from typing import Final, Generic, TypeVar
 from strandline.errors import StillLoadingError, StrandlineError
 
 INLINE_BYTES: Final = 1 << 20
-"""The most bytes to read on the loop: takes a few ms, up to thirty for one-record batches."""
+"""The most bytes to read on the loop; takes a few ms, or up to 30 if batches have one record."""
 
 _THREAD: Final = ThreadPoolExecutor(1, thread_name_prefix="state-loader")
 """One thread for all partitions: each thread that runs Python takes time from the event loop."""
 
 StateT = TypeVar("StateT")
 IsWanted = Callable[[], bool]
-"""Whether a load is still wanted; called on its thread from time to time."""
+"""Whether a load is still wanted; the load calls this from time to time, on its thread."""
 
 
 class _Load:
@@ -38,7 +39,8 @@ class StateLoader(Generic[StateT]):
     Args:
         take: called on the loop with the loaded state.
         what: name of the state and its partition, for messages.
-        failed: called on the loop when a load on a thread failed; None: the next ``read`` raises.
+        failed: called on the loop when a load on a thread failed; None: the next ``read`` raises
+            the error.
     """
 
     def __init__(
@@ -60,15 +62,15 @@ class StateLoader(Generic[StateT]):
         return self._load is not None
 
     def read(self, load: Callable[[IsWanted], StateT], *, size_bytes: Callable[[], int]) -> None:
-        """Load the state; ``take`` is called before this returns if there is little to read.
+        """Load the state; if there is little to read, ``take`` is called before this returns.
 
         Args:
             load: reads the log.
-            size_bytes: about how much it reads; not called while a load is in progress.
+            size_bytes: returns about how much ``load`` reads; not called during a load.
 
         Raises:
             StillLoadingError: the state is being loaded; retry.
-            StrandlineError: the log cannot be read, now or in the last load.
+            StrandlineError: the log cannot be read, or could not be in the last load.
         """
         failure, self._failure = self._failure, None
         if failure is not None:
@@ -81,7 +83,7 @@ class StateLoader(Generic[StateT]):
         raise StillLoadingError(f"{self._what} are still being loaded from the log; retry")
 
     def begin(self, load: Callable[[IsWanted], StateT]) -> None:
-        """Load the state on the thread, even if it is small, unless a load is in progress."""
+        """Start to load the state on the thread, unless a load is in progress."""
         if self._load is None:
             self._begin(load)
 

@@ -1,9 +1,11 @@
 """The last sequence of each subject of a partition, for publishes that expect one.
 
-The partition's retention knows the committed records, this module those accepted since; both
-together cover the whole log. Until they do, publishes that expect a sequence are held.
+The partition's retention knows the committed records, this module the records accepted since;
+together they cover the whole log. Until both are complete, publishes that expect a sequence are
+held.
 
 Rules: loop thread, on which only little is read. ``set`` is called at every commit while an append
+is held.
 is held.
 """
 
@@ -31,7 +33,7 @@ from strandline.types import Offset
 logger = logging.getLogger(__name__)
 
 NOTED_MAX: Final = 4_096
-"""With more accepted records than this, those that were committed meanwhile are applied."""
+"""If more accepted records are noted, the committed ones among them are moved to the retention."""
 
 
 class _SequencedPartition(Protocol):
@@ -62,7 +64,7 @@ class SubjectSequences:
     """The last sequence of each subject of one partition.
 
     Args:
-        partition: its retention knows what is committed.
+        partition: its retention knows the committed records.
         held: the appends that wait.
     """
 
@@ -70,18 +72,18 @@ class SubjectSequences:
         self._partition = partition
         self._held = held
         self._accepted: dict[str, Sequence[int]] = {}
-        """Offsets of records that may not be applied yet; none without any."""
+        """The offsets, by subject, of accepted records that retention may not have applied yet."""
         self._needed = int(partition.log_end_offset)
-        """The log has to be applied up to here, as its records are not in ``_accepted``."""
+        """Retention must have applied the log up to here; ``_accepted`` has only later records."""
         self._noted, self._noted_max = 0, NOTED_MAX
         self._is_watching = False
         self._task: asyncio.Task[None] | None = None
 
     def check_transactional(self) -> None:
-        """Reject a transaction: until it has ended it is unknown which records its own replace.
+        """Reject a transaction: until its end it is unknown which records it replaces.
 
         Raises:
-            InvalidRequestError: the stream keeps so many records of each subject.
+            InvalidRequestError: the stream limits its records per subject.
         """
         if self._partition.retention is not None:
             raise InvalidRequestError(
@@ -93,8 +95,9 @@ class SubjectSequences:
         """Check that the last sequence of a subject is the one that a publish expects.
 
         Raises:
-            StillLoadingError: it is not known yet; appends that are held are released when it is.
-            WrongLastSequenceError: it is another.
+            StillLoadingError: the last sequence is being loaded; held appends are released after
+                that.
+            WrongLastSequenceError: the last sequence is another.
         """
         retention = self._partition.retention
         if retention is None or retention.position < self._needed:
@@ -102,7 +105,7 @@ class SubjectSequences:
         if retention is None or retention.position < self._needed:
             raise StillLoadingError("the last sequences of subjects are read back; retry")
         last = self._accepted.get(subject, (-1,))[-1]
-        if last < retention.position:  # applied, and perhaps removed since
+        if last < retention.position:  # retention has applied it, and may have removed it since
             last = retention.last(subject)
         if last < retention.start:
             last = -1
@@ -110,7 +113,7 @@ class SubjectSequences:
             raise WrongLastSequenceError(f"wrong last sequence: {last + 1}")
 
     def note(self, subjects: Iterable[str], offset: int, headers: Headers | None = None) -> None:
-        """Note records that were accepted, from ``offset`` on; all with these headers."""
+        """Note accepted records from ``offset`` on, all with the same headers."""
         if self._partition.retention is None:
             return
         number = 0
@@ -123,7 +126,7 @@ class SubjectSequences:
             self.set()
 
     def note_batch(self, batch: pa.RecordBatch, offset: int, default_subject: str) -> None:
-        """Note the rows of an Arrow batch that was accepted."""
+        """Note the rows of an accepted Arrow batch."""
         if self._partition.retention is None:
             return
         subjects = [default_subject] * batch.num_rows
@@ -131,14 +134,14 @@ class SubjectSequences:
             subjects = [each or default_subject for each in batch.column("subject").to_pylist()]
         self.note(subjects, offset)
         if "headers" in batch.schema.names:
-            self.note_barrier(offset + batch.num_rows - 1)  # it may hold a rollup
+            self.note_barrier(offset + batch.num_rows - 1)  # a header may be a rollup
 
     def note_barrier(self, offset: int) -> None:
-        """Note a record that may concern other subjects than its own."""
+        """Note a record that may remove records of other subjects."""
         self._needed = max(self._needed, offset + 1)
 
     def purge(self, pattern: str, below: Offset, *, ack_sink: AckSink, token: object) -> None:
-        """Remove the records of a pattern below an offset; acknowledged when that is committed."""
+        """Remove the records below an offset that match a pattern; acknowledged when committed."""
         partition = self._partition
         if partition.write_error is not None:
             ack_sink.rejected(token, partition.write_error)
@@ -147,12 +150,12 @@ class SubjectSequences:
         partition.add_chunk(PendingPurge(partition.next_offset, pattern, below), ack_sink, token)
 
     def start_over(self, offset: int) -> None:
-        """Forget what was accepted: records before ``offset`` are read from the log."""
+        """Forget all noted records: the records before ``offset`` are read from the log."""
         self._accepted.clear()
         self._needed = offset
 
     def forget_from(self, offset: int) -> None:
-        """Forget accepted records at ``offset`` and after: they were not stored."""
+        """Forget records at ``offset`` and after: they were accepted but not stored."""
         self._keep(lambda each: each < offset)
         self._needed = min(self._needed, offset)
 
@@ -161,7 +164,7 @@ class SubjectSequences:
         self._accepted = {name: found for name, found in kept.items() if found}
 
     def set(self) -> None:
-        """Apply committed records, on a thread if there are many, and release held appends."""
+        """Apply committed records, on a thread if there are many, then release held appends."""
         retention, end = self._partition.retention, self._partition.last_stable_offset
         if retention is None or self._task is not None:
             return
@@ -174,13 +177,13 @@ class SubjectSequences:
         try:
             return retention.is_current(end)
         except StrandlineError:
-            return False  # the thread gets the same error, and rejects what waits
+            return False  # the thread gets the same error, and rejects the held appends
 
     async def _apply(self, retention: SubjectRetention, end: Offset) -> None:
         try:
             await asyncio.to_thread(retention.catch_up, end)
         except StrandlineError as error:
-            logger.warning("the last sequences of subjects cannot be read back: %s", error)
+            logger.warning("the last sequences of subjects cannot be loaded: %s", error)
             self._held.reject(error)
         finally:
             self._task = None
@@ -189,7 +192,7 @@ class SubjectSequences:
     def _applied(self, retention: SubjectRetention) -> None:
         is_missing = retention.position < self._needed
         if is_missing and not self._is_watching:
-            self._partition.watch(self)  # the rest is not committed yet
+            self._partition.watch(self)  # go on when the rest is committed
         elif not is_missing and self._is_watching:
             self._partition.unwatch(self)
         self._is_watching = is_missing

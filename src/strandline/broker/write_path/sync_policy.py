@@ -1,8 +1,9 @@
-"""Decides where the journal is synced: on the loop for small group commits on a fast disk.
+"""Decides where the journal is synced: on the loop only for small group commits on a fast disk.
 
-A lone publisher would wait longer for the hand-over to another thread than for the sync; so would
-the few publishers of one connection. A nats-server or a client that has to wait sends larger
-pieces. Otherwise the loop has enough to read while the disk works (docs/adr/0037 has the figures).
+A lone publisher would wait longer for the hand-over to another thread than for the sync. So would
+the publishers of a single connection: while the loop syncs, their nats-server or client collects
+more messages, and sends larger pieces. In all other cases the loop has enough to read while the
+disk works (docs/adr/0037 has the figures).
 """
 
 import asyncio
@@ -13,9 +14,9 @@ from strandline.clock import Clock
 from strandline.storage.disk import Disk
 
 INLINE_BYTES_MAX = 8 << 10
-"""A few records; with more, there are other publishers to read from meanwhile."""
+"""A few records. With more bytes, other publishers have something to read meanwhile."""
 ONE_BYTES_MAX = 96 << 10
-"""From one connection of many publishers; with more, the next half arrives meanwhile."""
+"""The limit if one connection carries many publishers; with more, half arrives meanwhile."""
 INLINE_MS_MAX = 1.0
 """If the recent average sync takes longer, the loop does not wait for syncs."""
 SMOOTHING = 0.1
@@ -25,7 +26,7 @@ COUNTED_MS_MAX = 4.0
 
 
 class SyncPolicy:
-    """Decides where to sync, and syncs off the loop.
+    """Decides where to sync, and syncs outside the loop.
 
     Args:
         loop: runs the ``done`` callbacks.
@@ -40,11 +41,11 @@ class SyncPolicy:
         self.average_ms = 0.0
 
     def is_inline(self, size: int, *, is_from_one: bool, is_read_here: bool) -> bool:
-        """Whether to sync on the loop; always, if it cannot be done elsewhere.
+        """Whether to sync on the loop; always if there is no thread or process to sync.
 
         Args:
-            size: bytes of the group commit's batches.
-            is_from_one: its records, and the previous group commit's, came over one connection.
+            size: the bytes of the group commit's batches.
+            is_from_one: all records of this and the previous group commit came over one connection.
             is_read_here: the loop itself reads that connection, publish by publish.
         """
         bytes_max = ONE_BYTES_MAX if is_from_one else INLINE_BYTES_MAX
@@ -59,12 +60,12 @@ class SyncPolicy:
         self.average_ms += SMOOTHING * (min(took_ms, COUNTED_MS_MAX) - self.average_ms)
 
     def submit(self, fd: int, done: Done) -> None:
-        """Sync ``fd`` off the loop, then call ``done(error or None, ms)`` on it.
+        """Sync ``fd`` outside the loop, then call ``done(error or None, ms)`` on the loop.
 
-        Only if ``is_inline`` was False.
+        Call this only after ``is_inline`` returned False.
         """
         self._elsewhere.submit(fd, done)
 
     def close(self) -> None:
-        """Finish submitted syncs."""
+        """Wait for the submitted syncs, and stop."""
         self._elsewhere.close()

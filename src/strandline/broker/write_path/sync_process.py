@@ -1,12 +1,12 @@
-"""A child process that syncs files, so that the loop does not share the interpreter.
+"""A child process that syncs files, so that the syncs do not need the loop's interpreter.
 
-A thread needs the interpreter's lock to report a finished sync. While the loop is busy, each
-hand-over costs both more than the sync: a tenth to a fifth of the broker's speed (docs/adr/0037 has
-the figures). A process needs one message each way.
+A thread needs the interpreter's lock to report a finished sync. While the loop is busy, each switch
+between the two costs more than the sync: a tenth to a fifth of the broker's speed (docs/adr/0037
+has the figures). A process needs one message each way.
 
-Rules: it is started on first use. Each request passes the open file itself, so that a write-back
-error of the file is reported to this request. A request without an answer, because the process was
-killed, has failed: the disk's result is unknown.
+Rules: the process is started on first use. Each request passes the open file itself, so that a
+write-back error of the file is reported to this request. If the process is killed before it answers
+a request, the sync counts as failed: the disk's result is unknown.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ class SyncProcess:
     """One process that syncs files, and reports on the loop.
 
     Args:
-        loop: runs the ``done`` callbacks, and everything else here.
+        loop: runs the ``done`` callbacks, and everything else in this class.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -43,17 +43,17 @@ class SyncProcess:
 
     @property
     def pid(self) -> int | None:
-        """Its process id while it runs."""
+        """The process id while the process runs, or None."""
         return None if self._process is None else self._process.pid
 
     def is_there(self) -> bool:
-        """Whether the process runs; it is started if possible."""
+        """Whether the process runs; starts it if necessary and possible."""
         if self._channel is None:
             try:
                 self._start()
             except OSError as error:
                 if not self._is_missed:
-                    logger.warning("no process to sync with, the loop syncs itself: %s", error)
+                    logger.warning("no process for syncs, so the event loop syncs: %s", error)
                 self._is_missed = True
                 return False
             self._is_missed = False
@@ -62,7 +62,7 @@ class SyncProcess:
     def submit(self, fd: int, done: Done) -> None:
         """Sync ``fd`` in the process, then call ``done(error or None, ms)`` on the loop.
 
-        Only while ``is_there``.
+        Call this only while ``is_there``.
         """
         assert self._channel is not None, "it was asked for"
         self._waiting.append(done)
@@ -72,7 +72,7 @@ class SyncProcess:
             self._loop.call_soon(self._give_up, f"the process that syncs has ended: {error}")
 
     def close(self) -> None:
-        """Finish submitted syncs and end the process."""
+        """Wait for the submitted syncs, and end the process."""
         channel = self._channel
         if channel is None:
             return
@@ -119,7 +119,7 @@ class SyncProcess:
             self._give_up("the process that syncs has ended")
 
     def _receive(self, channel: socket.socket) -> bytes:
-        """Return the next answer; None if the process has ended."""
+        """Return the next answer; empty if the process has ended."""
         try:
             return channel.recv(ANSWER.size)
         except ConnectionError:
@@ -131,7 +131,7 @@ class SyncProcess:
         done(error, took_ns / 1e6)
 
     def _give_up(self, reason: str) -> None:
-        """Release the process; the next request starts another one."""
+        """Release the process; the next request starts another."""
         if self._channel is not None:
             self._loop.remove_reader(self._channel.fileno())
             self._channel.close()

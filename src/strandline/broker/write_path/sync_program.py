@@ -1,12 +1,12 @@
-"""Syncs files for a broker, as a process of its own; ``sync_process`` starts it and has the reason.
+"""A program that syncs files for a broker; ``sync_process`` starts it and explains why.
 
-Run as a script, with the descriptor of a socket as its only argument. Each message there carries
-the descriptor of a file; the answer is the system's error number, 0 if there is none, and how long
-the sync took in ns.
+Run as a script, with the descriptor of a socket as its only argument. Each message on the socket
+carries the descriptor of a file. The answer is the system's error number, 0 if there is none, and
+how many ns the sync took.
 
 Rules: imports nothing of Strandline, so that it starts in milliseconds. It ends when the socket is
-closed, so with the broker, however that ends. No signal meant for the broker ends it before, since
-it also makes the broker's last syncs.
+closed, and so with the broker, however the broker ends. It ignores signals meant for the broker,
+since it also makes the broker's last syncs.
 """
 
 import errno
@@ -31,7 +31,7 @@ def sync(fd: int) -> int:
 
 
 def serve(channel: socket.socket) -> None:
-    """Sync files until the other end is closed.
+    """Sync files until the other end closes the socket.
 
     Args:
         channel: preserves message boundaries, as SOCK_SEQPACKET does.
@@ -48,7 +48,7 @@ def serve(channel: socket.socket) -> None:
 
 
 def main() -> None:
-    """Serve the socket named on the command line."""
+    """Serve the socket whose descriptor is on the command line."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     with socket.socket(fileno=int(sys.argv[1])) as channel:

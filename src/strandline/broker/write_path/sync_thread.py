@@ -1,6 +1,6 @@
-"""A thread that syncs files and reports on the loop, for disks that do more than the system call.
+"""A thread that syncs files and reports on the loop, for disks that inject faults into a sync.
 
-The disks of tests and chaos runs inject faults into a sync, which must happen in this process.
+Tests and chaos runs use such disks; their faults must happen in this process.
 """
 
 import asyncio
@@ -13,8 +13,8 @@ from strandline.errors import StrandlineError
 
 Sync = Callable[[int], None]
 Done = Callable[[StrandlineError | None, float], None]
-"""Called with the error, if any, and the time of the sync itself in ms, without the time that a
-busy loop takes to run this."""
+"""Called with the error, if any, and how long the sync took in ms, without the time after it until
+a busy loop makes this call."""
 
 
 class SyncThread:
@@ -22,7 +22,7 @@ class SyncThread:
 
     Args:
         loop: runs the ``done`` callbacks.
-        sync: fdatasync of a file descriptor; raises StrandlineError when it fails.
+        sync: syncs a file descriptor as fdatasync does; raises StrandlineError if that fails.
         clock: measures the syncs.
     """
 
@@ -35,22 +35,22 @@ class SyncThread:
         self._thread.start()
 
     def is_there(self) -> bool:
-        """Always True."""
+        """Always True: the thread runs."""
         return True
 
     def submit(self, fd: int, done: Done) -> None:
-        """Sync ``fd`` in the thread, then call ``done(error or None, ms)`` on the loop."""
+        """Sync ``fd`` on the thread, then call ``done(error or None, ms)`` on the loop."""
         self._jobs.put((fd, done))
 
     def close(self) -> None:
-        """Finish submitted syncs and end the thread."""
+        """Wait for the submitted syncs, and end the thread."""
         self._jobs.put(None)
         self._thread.join()
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             self._do(*job)
-            # Release the job's logs: else the space of deleted ones stays allocated.
+            # Release the job's logs, or the disk space of deleted ones would stay allocated.
             del job
 
     def _do(self, fd: int, done: Done) -> None:

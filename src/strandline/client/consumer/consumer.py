@@ -5,15 +5,15 @@
             for batch in consumer.poll(1.0):
                 ...  # batch.records, an Arrow record batch of one partition
 
-Every record is delivered to a member of the group at least once: offsets are committed after the
-records before them were returned and the next ``poll`` (or ``commit``) was called, and the next
-owner of a partition begins at its committed offset.
+Every record is delivered to a member of the group at least once: the offset after a record is
+committed only when the record was returned and the next ``poll`` (or ``commit``) was called; the
+next owner of a partition begins at its committed offset.
 
 Rules:
-- members whose partitions do not move are not disturbed when others come and go;
-- callbacks run inside ``poll`` and ``close``, on the caller's thread; ``on_revoked`` may still
-  commit the partitions it is called with;
-- one thread uses a consumer; heartbeats and prefetching have threads of their own.
+- members whose partitions do not move are not disturbed when other members join or leave;
+- callbacks run inside ``poll`` and ``close``, on the caller's thread; ``on_revoked`` can still
+  commit the partitions that it is called with;
+- only one thread may use a consumer; heartbeats and prefetching have threads of their own.
 """
 
 import logging
@@ -64,18 +64,18 @@ class Options(NamedTuple):
 
     Attributes:
         start: where to begin in partitions without a committed offset: ``"earliest"``, ``"latest"``
-            or a time; also where the log ends before the committed offset. A group that has fallen
-            behind retention continues at the first record kept, whatever this says. Partitions
-            added after the group had begun with a stream are read from their beginning.
-        commit_interval_s: ``poll`` commits offsets at this interval; None: only ``commit`` does. A
-            member that does not start at ``"earliest"`` commits its start at once.
-        instance: name of a static member, which keeps its partitions if it returns within its
-            session.
+            or a time; also used if the log ends before the committed offset. A group that has
+            fallen behind retention always continues at the first record kept. Partitions added
+            after the group has begun to consume a stream are always read from their start.
+        commit_interval_s: ``poll`` commits offsets at this interval; None: only ``commit`` does. If
+            ``start`` is not ``"earliest"``, a member commits the offsets where it starts at once.
+        instance: the name of a static member, which keeps its partitions if it returns within its
+            session timeout.
         session_timeout_s: a member without a heartbeat for this long loses its partitions.
         poll_interval_max_s: a consumer that does not poll for this long leaves the group.
         on_assigned: called with new partitions, before any record of them is returned.
         on_revoked: called with removed partitions, after the last record of them was returned.
-        offset_store: where committed offsets are kept; by default in the log.
+        offset_store: the store of committed offsets; by default the log.
     """
 
     start: OffsetSpec = "earliest"
@@ -94,13 +94,13 @@ class Consumer:
     Args:
         source: the client to read with.
         coordinator: the coordinator of the group.
-        group: its name.
-        streams: streams to consume.
-        options: options of the consumer.
+        group: the group's name.
+        streams: the streams to consume.
+        options: the consumer's options.
 
     Raises:
         UnknownStreamError: there is no such stream.
-        StrandlineError: the coordinator rejects, or cannot be reached.
+        StrandlineError: the coordinator rejects the consumer, or cannot be reached.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Consumer:
         self._ahead = Prefetcher(source, self._next, restart=options.start)
         self._paused: set[PartitionName] = set()
         self._beginning = RetrySchedule()
-        """When to look up starting offsets again after a failure."""
+        """The schedule for looking up starting offsets again after a failure."""
         self._is_woken_up = threading.Event()
         self._is_closed = False
         self._is_deposed = False
@@ -154,20 +154,20 @@ class Consumer:
     # Records
 
     def poll(self, timeout_s: float = 1.0) -> list[ConsumedBatch]:
-        """Return records as soon as there are any; records of the previous poll count as processed.
+        """Return records as soon as there are any; those of the previous poll count as processed.
 
         Args:
             timeout_s: the longest wait.
 
         Returns:
-            Batches of one partition each, in order; none after ``timeout_s``.
+            Batches of one partition each, in order; empty after ``timeout_s``.
 
         Raises:
-            MemberFencedError: another consumer took the place of this static member.
+            MemberFencedError: another consumer has taken over this static member.
             DisconnectedError: the consumer is closed.
             InvalidRequestError: ``timeout_s`` is not a number.
-            StrandlineError: a partition cannot be read, at every poll until it is paused or
-                sought past; or a callback's error.
+            StrandlineError: a partition cannot be read, at every poll until it is paused or sought
+                past the problem; or a callback's error.
         """
         if self._is_closed:
             raise DisconnectedError("this consumer is closed; create another")
@@ -177,18 +177,18 @@ class Consumer:
             self._ahead.raise_failure()
             if self._is_woken_up.is_set():
                 return []
-            # Retries partitions that could not be begun within the poll, too.
+            # Not beyond the next attempt to begin partitions that failed to begin.
             batches = self._ahead.take(min(deadline_s, self._beginning.not_before_s or deadline_s))
             if batches or time.monotonic() >= deadline_s:
                 return batches
 
     def wakeup(self) -> None:
-        """Let the current poll return, from any thread; ``unread`` must follow."""
+        """Let the current poll return; any thread; a call of ``unread`` must follow."""
         self._is_woken_up.set()
         self._ahead.wake()
 
     def unread(self, batches: Iterable[ConsumedBatch]) -> None:
-        """Return the batches of the last poll again at the next one."""
+        """Return the batches of the last poll once more, from the next poll."""
         self._is_woken_up.clear()
         self._ahead.unread(batches)
 
@@ -206,12 +206,12 @@ class Consumer:
         """Continue a partition at another offset.
 
         Args:
-            stream: its name.
+            stream: the stream's name.
             partition: one of this member's partitions.
             to: an offset, ``"earliest"``, ``"latest"`` or a time.
 
         Raises:
-            InvalidRequestError: not one of this member's partitions, or ``to`` is none of these.
+            InvalidRequestError: the partition is not this member's, or ``to`` is invalid.
             StrandlineError: the offset of ``to`` cannot be looked up.
         """
         name = self._own(stream, partition)
@@ -228,7 +228,7 @@ class Consumer:
         """Return no records of a partition until ``resume``; it stays assigned to this member.
 
         Raises:
-            InvalidRequestError: not one of this member's partitions.
+            InvalidRequestError: the partition is not this member's.
         """
         name = self._own(stream, partition)
         self._paused.add(name)
@@ -238,7 +238,7 @@ class Consumer:
         """Return records of a paused partition again, from its position.
 
         Raises:
-            InvalidRequestError: not one of this member's partitions.
+            InvalidRequestError: the partition is not this member's.
         """
         name = self._own(stream, partition)
         if name in self._paused:
@@ -246,10 +246,10 @@ class Consumer:
             self._ahead.begin([name])
 
     def lag(self) -> dict[PartitionName, int]:
-        """Return how many offsets each partition of this member has left to return.
+        """Return for each partition of this member how many offsets are left to return.
 
         Raises:
-            StrandlineError: a leader cannot be asked.
+            StrandlineError: a leader does not answer.
         """
         ends = {stream: self._source.offsets(stream) for stream in {n.stream for n in self._next}}
         return {
@@ -260,18 +260,19 @@ class Consumer:
     # Commits
 
     def commit(self, offsets: Mapping[PartitionName, int] | None = None) -> None:
-        """Commit offsets, at which other members begin.
+        """Commit offsets, at which the next owners of the partitions begin.
 
         Args:
-            offsets: the next offset to consume by partition; by default everything returned by
-                ``poll`` counts as processed.
+            offsets: the next offset to consume by partition; by default after the records that
+                ``poll``
+                has returned, which then count as processed.
 
         Raises:
-            InvalidRequestError: these are not offsets of partitions.
+            InvalidRequestError: ``offsets`` is not a mapping of partitions to offsets.
             DisconnectedError: the consumer is closed.
-            UnknownMemberError: this is no longer a member; others consume those records again.
-            StaleMemberError: one of the partitions belongs to another member now.
-            StrandlineError: whether they were committed is unknown; commit again.
+            UnknownMemberError: this is no longer a member; others will consume those records again.
+            StaleMemberError: another member owns one of the partitions now.
+            StrandlineError: the offsets may or may not be committed; commit again.
         """
         self._check_open()
         if offsets is None:
@@ -286,8 +287,8 @@ class Consumer:
             offsets: the next offset to consume by partition.
 
         Raises:
-            InvalidRequestError: this consumer commits periodically, or has its own offset store.
-            StrandlineError: as ``commit``.
+            InvalidRequestError: this consumer commits at intervals, or has its own offset store.
+            StrandlineError: as for ``commit``.
         """
         options = self._options
         if options.commit_interval_s is not None or options.offset_store is not None:
@@ -300,7 +301,7 @@ class Consumer:
     # Changes of the assignment
 
     def _settle(self) -> None:
-        """Apply what the coordinator decided since the last poll."""
+        """Apply the coordinator's decisions since the last poll."""
         self._ahead.awoken()
         self._membership.polled()
         view = self._membership.assignment()
@@ -318,7 +319,7 @@ class Consumer:
             self._assign(coming, view)
 
     def _revoke(self, going: Partitions) -> None:
-        """Give up partitions: stop reading, commit, call back, notify the coordinator."""
+        """Release partitions: stop reading, commit, call back, notify the coordinator."""
         ours = going & self._next.keys()
         self._ahead.stop(ours)
         if ours:
@@ -329,12 +330,12 @@ class Consumer:
         self._membership.give_up(going)
 
     def _assign(self, coming: Partitions, view: MemberAssignment) -> None:
-        """Begin to read partitions at their committed offsets."""
+        """Start to read partitions at their committed offsets."""
         try:
             starts = self._starts(coming, view)
         except StrandlineError as error:
             has_moved = isinstance(error, StaleMemberError | UnknownMemberError)
-            # The coordinator revokes partitions of a deleted stream.
+            # The coordinator will revoke the partitions of a deleted stream.
             is_gone = isinstance(error, UnknownStreamError)
             if not (error.retriable or has_moved or is_gone):
                 raise
@@ -343,7 +344,7 @@ class Consumer:
             if self._beginning.should_log(now_s):
                 logger.warning("group %s: cannot start reading, will retry: %s", self.group, error)
             if has_moved:
-                self._membership.heartbeat_soon()  # the next poll sees the new assignment
+                self._membership.heartbeat_soon()  # so that the next poll has the new assignment
             return
         self._beginning.succeeded()
         self._next |= starts
@@ -351,7 +352,7 @@ class Consumer:
             if self._options.on_assigned is not None:
                 self._options.on_assigned(self, coming)
         except BaseException:
-            self._forget(coming)  # the next poll assigns them again
+            self._forget(coming)  # so that the next poll assigns them again
             raise
         self._ahead.begin(coming - self._paused)
 
@@ -359,7 +360,7 @@ class Consumer:
         """Return the offset at which each partition begins.
 
         Raises:
-            StrandlineError: offsets cannot be looked up now.
+            StrandlineError: the offsets cannot be looked up now.
         """
         if self._options.offset_store is None:
             starts = {name: view.starts[name] for name in coming if name in view.starts}
@@ -371,24 +372,25 @@ class Consumer:
         added = frozenset(name for name in fresh if name.partition >= counts.get(name.stream, inf))
         late = self._resolve_offsets(fresh - added)
         if late and self._options.start != "earliest":
-            # Otherwise the next owner would start later and skip records returned here.
+            # Otherwise the next owner might start later, and skip records that this member
+            # returned.
             self._commits.commit(late)
         return starts | self._resolve_offsets(added, "earliest") | late
 
     def _resolve_offsets(
         self, names: Partitions, at: OffsetSpec | None = None
     ) -> dict[PartitionName, int]:
-        """Look up the offsets of ``at``, by default of the start option.
+        """Look up the offsets of ``at``, or of the option ``start``.
 
         Raises:
-            StrandlineError: they cannot be looked up now.
+            StrandlineError: the offsets cannot be looked up now.
         """
         found: dict[PartitionName, int] = {}
         for stream in {name.stream for name in names}:
             offsets = self._source.offsets(stream, self._options.start if at is None else at)
             for name in names:
                 if name.stream == stream:
-                    if name.partition not in offsets:  # just added
+                    if name.partition not in offsets:  # a partition that was just added
                         raise UnavailableError(
                             f"the broker does not know partition {name} yet; retry"
                         )
@@ -396,7 +398,7 @@ class Consumer:
         return found
 
     def _lose(self) -> None:
-        """Drop all partitions after the membership was lost, and join again."""
+        """Drop all partitions after the membership was lost, then join again."""
         ours = self.assignment()
         self._ahead.stop(ours)
         if ours and self._options.on_revoked is not None:
@@ -421,10 +423,10 @@ class Consumer:
     # Closing
 
     def _check_open(self) -> None:
-        """Raise after the consumer has left; it has not yet while ``on_revoked`` runs.
+        """Raise an error if the consumer has left; ``on_revoked`` runs before it leaves.
 
         Raises:
-            DisconnectedError: it has left.
+            DisconnectedError: the consumer has left.
         """
         if self._is_deposed:
             raise DisconnectedError("this consumer is closed; create another")
@@ -433,10 +435,11 @@ class Consumer:
         """Leave the group; has no effect when repeated.
 
         Args:
-            commit: commit what was returned, if offsets are committed periodically.
+            commit: also commit the offsets after the returned records, if offsets are committed at
+                intervals.
 
         Raises:
-            StrandlineError: offsets cannot be committed, or a callback's error.
+            StrandlineError: the offsets cannot be committed, or a callback's error.
         """
         if self._is_closed:
             return
@@ -457,5 +460,5 @@ class Consumer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # After an exception the records count as unprocessed; the next owner gets them.
+        # After an exception the last records count as unprocessed, so the next owner gets them.
         self.close(commit=kind is None)

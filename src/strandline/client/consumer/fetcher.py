@@ -1,9 +1,9 @@
-"""A fetcher reads some partitions of a stream ahead for a consumer, on a thread of its own.
+"""A fetcher: reads some partitions of a stream ahead for a consumer, on a thread of its own.
 
 Rules:
-- it resumes after lost connections and leader changes where it was;
+- after a lost connection or leader change it continues where it was;
 - a partition that is no longer wanted is dropped without disturbing the others;
-- its error, a bug too, is put into the inbox, or a poll would wait without end;
+- its error, even of a bug, is put into the inbox, or a poll would wait for ever;
 - records wait in an inbox of limited size; each batch is of one partition.
 
 Must not know groups or committed offsets.
@@ -37,14 +37,14 @@ INBOX_BATCHES = 8
 
 
 class CancellableRead(Protocol):
-    """A read in progress."""
+    """A read that can be cancelled."""
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield its batches."""
+        """Yield the read's batches."""
         ...
 
     def cancel(self) -> None:
-        """End it, from any thread."""
+        """End the read; any thread may call this."""
         ...
 
 
@@ -56,19 +56,19 @@ class Source(Protocol):
         ...
 
     def offsets(self, stream: str, at: OffsetSpec = "latest") -> dict[int, int]:
-        """Return the offset that ``at`` resolves to in each partition."""
+        """Return the offset for ``at`` in each partition."""
         ...
 
 
 class Fetched(NamedTuple):
-    """Records of one partition, or the reason why there are none."""
+    """Records of one partition, or the error that prevents them."""
 
     fetch: "Fetcher"
     partition: int
     batch: pa.RecordBatch | None
     error: StrandlineError | None = None
     moved_to: int | None = None
-    """The new position, if the log does not have the previous one."""
+    """The new position, if the log does not have the old one."""
 
 
 Inbox = queue.Queue[Fetched | None]
@@ -79,11 +79,11 @@ class Fetcher:
 
     Args:
         source: the client to read with.
-        stream: its name.
-        starts: first offset by partition.
-        inbox: queue for the results.
-        restart: where to continue when the log ends before a position. A position that retention
-            has deleted moves to the first record kept.
+        stream: the stream's name.
+        starts: the first offset of each partition.
+        inbox: the queue for the results.
+        restart: where to continue if the log ends before a position. A position whose record was
+            deleted always moves to the first record kept.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Fetcher:
     ) -> None:
         self.stream = stream
         self.wanted = set(starts)
-        """Partitions whose records are delivered; the consumer removes partitions from it."""
+        """The partitions whose records are delivered; the consumer removes partitions."""
         self.begun_with = len(starts)
         self._source = source
         self._next = dict(starts)
@@ -109,7 +109,7 @@ class Fetcher:
         self._thread.start()
 
     def cancel(self) -> None:
-        """End it; does not wait."""
+        """End the fetcher, without waiting for its end."""
         self._is_cancelled.set()
         reading = self._reading
         if reading is not None:
@@ -126,7 +126,7 @@ class Fetcher:
                 failure = (
                     self._reset_offsets() if isinstance(error, OffsetOutOfRangeError) else error
                 )
-                # The coordinator revokes partitions of a deleted stream.
+                # The coordinator will revoke the partitions of a deleted stream.
                 is_gone = isinstance(failure, UnknownStreamError | UnknownPartitionError)
                 if not (failure is None or failure.retriable or is_gone):
                     self._put(Fetched(self, -1, None, failure))
@@ -148,7 +148,7 @@ class Fetcher:
             self.stream, starts=starts, columns=SUBSCRIPTION_COLUMNS, follow=True
         )
         self._reading = reading
-        if self._is_cancelled.is_set():  # cancelled since the check above
+        if self._is_cancelled.is_set():  # cancelled after the check above
             reading.cancel()
             return
         for batch in reading.batches():
@@ -169,7 +169,7 @@ class Fetcher:
             return
 
     def _reset_offsets(self) -> StrandlineError | None:
-        """Move positions that the log does not have; return the error that prevents it, if any."""
+        """Move positions that the log does not have; return an error that prevents it, or None."""
         try:
             first = self._source.offsets(self.stream, "earliest")
             end = self._source.offsets(self.stream, "latest")
@@ -178,14 +178,14 @@ class Fetcher:
             return failure
         for number, at in self._next.items():
             if number in self.wanted and number in first and at < first[number]:
-                # Not ``restart``: the records kept were never returned.
+                # Not to ``restart``: the records that are left were never returned.
                 self._reset_offset(number, first[number], why="records before that were deleted")
             elif number in self.wanted and number in end and at > end[number]:
                 self._reset_offset(number, fresh[number], why=f"the log ends at {end[number]}")
         return None
 
     def _reset_offset(self, number: int, to: int, *, why: str) -> None:
-        """Move a partition's position, and notify the consumer, which commits it."""
+        """Move a partition's position; notify the consumer, which commits it."""
         name = PartitionName(self.stream, number)
         logger.warning(
             "%s: offset %d does not exist, continuing at %d: %s", name, self._next[number], to, why
@@ -195,7 +195,7 @@ class Fetcher:
 
 
 def split(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield the runs of one partition in a batch, in order."""
+    """Split a batch into runs of one partition each, in order."""
     runs = pc.run_end_encode(batch.column("partition"))
     start = 0
     for end, number in zip(runs.run_ends.to_pylist(), runs.values.to_pylist(), strict=True):

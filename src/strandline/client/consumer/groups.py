@@ -19,8 +19,8 @@ class Groups:
     """The consumer groups of a broker or cluster; safe to use from several threads.
 
     Args:
-        source: the client to look up offsets with.
-        coordinator: the coordinator of groups.
+        source: the client that looks up offsets.
+        coordinator: the coordinator of consumer groups.
     """
 
     def __init__(self, source: Source, coordinator: CoordinatorClient) -> None:
@@ -28,7 +28,7 @@ class Groups:
         self._coordinator = coordinator
 
     def list(self) -> list[wire.GroupSummary]:
-        """Return all groups, by name."""
+        """Return all groups, sorted by name."""
         return self._coordinator.ask(wire.LIST_GROUPS, None, timeout_s=TIMEOUT_S)
 
     def info(self, group: str) -> wire.GroupInfo:
@@ -44,26 +44,26 @@ class Groups:
     def committed_offsets(self, group: str) -> dict[PartitionName, int]:
         """Return the next offset to consume of each partition; empty for an unknown group.
 
-        Waits while a transaction is about to commit offsets of the group.
+        Waits while a transaction may still commit offsets of the group.
 
         Raises:
-            UnstableOffsetCommitError: the transaction is open for too long; end it.
+            UnstableOffsetCommitError: the transaction stayed open too long; end it.
         """
         return LogOffsetStore(self._coordinator).read(text(group, "a group"))
 
     def commit(
         self, group: str, offsets: Offsets, *, metadata: str = "", timeout_s: float = TIMEOUT_S
     ) -> None:
-        """Set committed offsets of a group without members; also for consumers in no group.
+        """Set committed offsets of a group without members, also for readers that join no group.
 
         Args:
-            group: its name.
+            group: the group's name.
             offsets: the next offset to consume, by partition.
-            metadata: at most 4,096 characters that ``info`` shows until the next commit.
+            metadata: text of at most 4,096 characters that ``info`` shows until the next commit.
             timeout_s: how long to try.
 
         Raises:
-            GroupInUseError: the group has members, which commit its offsets.
+            GroupInUseError: the group has members, so they commit its offsets.
         """
         given = offsets_by_partition(offsets)
         LogOffsetStore(self._coordinator, timeout_s=timeout_s).commit(
@@ -73,17 +73,17 @@ class Groups:
     def reset(
         self, group: str, stream: str, to: OffsetSpec, *, partition: int | None = None
     ) -> Mapping[PartitionName, int]:
-        """Set the committed offsets of a group without members in one stream; return them.
+        """Set the committed offsets of a group without members in one stream, and return them.
 
         Args:
-            group: its name.
-            stream: its name.
+            group: the group's name.
+            stream: the stream's name.
             to: ``"earliest"``, ``"latest"``, a time, or an offset of one partition.
-            partition: only this one; None: all.
+            partition: the only partition to set; None: all partitions.
 
         Raises:
             GroupInUseError: the group has members; stop them first.
-            InvalidRequestError: an offset is given for several partitions.
+            InvalidRequestError: one offset is given for several partitions.
             OffsetOutOfRangeError: the offset is beyond the end.
         """
         if isinstance(to, str | datetime):

@@ -1,15 +1,16 @@
-"""The membership in a consumer group: joins, sends heartbeats, and receives the assignment.
+"""The membership in a consumer group: joins, sends heartbeats, receives the assignment.
 
-A thread reports to the coordinator what the consumer holds and receives what it may consume. The
-consumer looks at the assignment when it polls, gives up what was revoked and begins what was added.
+A thread reports to the coordinator which partitions the consumer holds, and receives which ones it
+may consume. When the consumer polls, it looks at the assignment, releases revoked partitions and
+begins added ones.
 
 Rules:
-- an assigned partition is held from that moment, whether the consumer has begun it or not, until
-  the consumer has given it up;
-- a consumer that does not poll for ``poll_interval_max_s`` leaves, so that a stuck one holds
-  nothing;
-- a member that was removed has lost everything, and joins again under another id once the consumer
-  has given up all partitions.
+- an assigned partition is held from the assignment until the consumer has released it, even if the
+  consumer has not begun to read it;
+- a consumer that does not poll for ``poll_interval_max_s`` leaves, so that a hanging one holds no
+  partitions;
+- a member that was removed has lost all partitions; it joins again under another id once the
+  consumer has released them.
 
 Must not know records, nor the meaning of offsets.
 """
@@ -32,9 +33,9 @@ logger = logging.getLogger(__name__)
 
 HEARTBEATS_PER_SESSION = 4
 HEARTBEAT_INTERVAL_S_MAX = 1.0
-"""Limit for long sessions: a member learns from heartbeats which partitions to give up."""
+"""The longest interval of heartbeats: their answers tell which partitions to release."""
 WAITING_HEARTBEAT_S = 0.2
-"""Interval while other members still hold partitions assigned to this one."""
+"""The interval while other members still hold partitions assigned to this one."""
 JOIN_TIMEOUT_S = 30.0
 LEAVE_TIMEOUT_S = 5.0
 
@@ -44,15 +45,15 @@ class MemberAssignment(NamedTuple):
 
     owner: Owner
     assigned: frozenset[PartitionName]
-    """Partitions it may consume."""
+    """Partitions that the member may consume."""
     held: frozenset[PartitionName]
-    """Partitions it has not given up yet."""
+    """Partitions that the member has not released yet."""
     starts: dict[PartitionName, int]
-    """Committed offsets of the partitions it begins."""
+    """The committed offsets of the partitions that the member begins."""
     began_with: dict[str, int]
-    """Number of partitions of each stream when the group began with it."""
+    """The number of partitions of each stream when the group began to consume it."""
     is_lost: bool
-    """Whether the membership is lost: others consume its partitions."""
+    """Whether the membership is lost, so that others consume its partitions."""
 
 
 class GroupMembership:
@@ -60,13 +61,13 @@ class GroupMembership:
 
     Args:
         coordinator: the coordinator of the group.
-        group: its name.
-        streams: streams to consume.
-        instance: name of a static member; empty for others.
-        keeps: whether offsets are stored elsewhere, so that the group stays without members.
-        session_s: the coordinator removes a member without a heartbeat for this long.
-        poll_interval_max_s: a consumer that does not poll for this long leaves.
-        on_change: called, on any thread, when the assignment changed.
+        group: the group's name.
+        streams: the streams to consume.
+        instance: the name of a static member; empty for other members.
+        keeps: offsets are stored elsewhere, so the group stays without members.
+        session_s: the coordinator removes a member that sends no heartbeat for so long.
+        poll_interval_max_s: a consumer that does not poll for so long leaves.
+        on_change: called, on any thread, when the assignment has changed.
     """
 
     def __init__(
@@ -112,17 +113,17 @@ class GroupMembership:
 
         Raises:
             UnknownStreamError: there is no such stream.
-            StrandlineError: the coordinator rejects, or cannot be reached.
+            StrandlineError: the coordinator rejects the member, or cannot be reached.
         """
         self._join()
         self._thread.start()
 
     def polled(self) -> None:
-        """Note a poll; raise the error that ended the membership, if any.
+        """Note a poll; raise the error that has ended the membership, if there is one.
 
         Raises:
-            MemberFencedError: another consumer took over this static member.
-            StrandlineError: the coordinator's final rejection.
+            MemberFencedError: another consumer has taken over this static member.
+            StrandlineError: the coordinator rejected the member permanently.
         """
         self._polled_s = time.monotonic()
         if self._error is not None:
@@ -140,7 +141,7 @@ class GroupMembership:
             )
 
     def give_up(self, partitions: Collection[PartitionName]) -> None:
-        """Note that the consumer has stopped and committed these partitions."""
+        """Note that the consumer has stopped reading and has committed these partitions."""
         with self._lock:
             self._held -= frozenset(partitions)
             for name in partitions:
@@ -148,7 +149,7 @@ class GroupMembership:
         self._wake.set()
 
     def give_up_all(self) -> None:
-        """Note that the consumer has stopped everything; a lost member then joins again."""
+        """Note that the consumer has stopped reading; a lost member then joins again."""
         with self._lock:
             self._is_lost = False
             self._member, self._held = "", frozenset()
@@ -158,18 +159,18 @@ class GroupMembership:
         """Send a heartbeat and apply its answer now.
 
         Raises:
-            StrandlineError: as ``CoordinatorClient.ask``.
+            StrandlineError: as for ``CoordinatorClient.ask``.
         """
         with self._heartbeat_lock:
             if self._member and not self._is_lost:
                 self._heartbeat()
 
     def heartbeat_soon(self) -> None:
-        """Have a heartbeat sent now, without waiting for it."""
+        """Send a heartbeat soon, without waiting for it."""
         self._wake.set()
 
     def leave(self) -> None:
-        """Leave; a static member just stops its heartbeats, so that it keeps its partitions."""
+        """Leave the group; a static member only stops its heartbeats, to keep its partitions."""
         self._is_over.set()
         self._wake.set()
         if self._thread.is_alive():
@@ -203,7 +204,8 @@ class GroupMembership:
                     return
                 logger.warning("group %s: heartbeat failed, will retry: %s", self._group, error)
             except Exception as bug:
-                # Otherwise the consumer would keep partitions that others have been assigned.
+                # Without an error the consumer would go on with partitions that others are
+                # assigned.
                 logger.exception("group %s: a bug ended the membership", self._group)
                 self._end(StrandlineError(f"the membership ended: {bug!r}"))
                 return
@@ -214,7 +216,7 @@ class GroupMembership:
         is_stuck = time.monotonic() - self._polled_s > self._poll_interval_max_s
         if is_stuck and self._member:
             logger.warning(
-                "group %s: leaving, as the consumer has not polled for %g s",
+                "group %s: leaving, since the consumer has not polled for %g s",
                 self._group,
                 self._poll_interval_max_s,
             )

@@ -1,8 +1,8 @@
-"""The offset commits of a consumer: periodic, explicit, and in transactions.
+"""The offset commits of a consumer: at intervals, explicit, and in transactions.
 
-Rules: offsets known to be committed are not sent again; those sent to a transaction are not known
-to be. A commit under an outdated epoch is repeated under the new one as long as the partitions are
-still the member's. Must not know how records are read. Used by one thread.
+Rules: offsets known to be committed are not sent again; offsets sent to a transaction do not count
+as committed. A commit that is rejected for an outdated epoch is repeated with the new epoch as long
+as the member has the partitions. Must not know how records are read. Used by one thread.
 """
 
 import logging
@@ -24,11 +24,11 @@ class OffsetCommitter:
     """Commits the offsets of one consumer.
 
     Args:
-        group: its name.
-        membership: the membership of the consumer.
-        positions: the next offset to return of each partition; shared with the consumer.
-        commit_call: stores the offsets.
-        interval_s: commit interval; None: only when asked to.
+        group: the group's name.
+        membership: the consumer's membership.
+        positions: the next offset to return in each partition; shared with the consumer.
+        commit_call: commits offsets in the store.
+        interval_s: the interval of commits; None: only on request.
     """
 
     def __init__(
@@ -54,30 +54,31 @@ class OffsetCommitter:
         self._committed |= starts
 
     def forget(self, partitions: Iterable[PartitionName]) -> None:
-        """Forget what is known to be committed of these partitions."""
+        """Forget which offsets of these partitions are known to be committed."""
         for name in partitions:
             self._committed.pop(name, None)
 
     def pending(self, partitions: Iterable[PartitionName]) -> dict[PartitionName, int]:
-        """Return the positions of those partitions that are not committed."""
+        """Return the positions of the partitions that are not committed yet."""
         positions = {name: self._positions[name] for name in partitions}
         return {name: at for name, at in positions.items() if self._committed.get(name) != at}
 
     def commit(self, offsets: Offsets, commit_call: CommitCall | None = None) -> None:
-        """Commit offsets; with ``commit_call`` as part of a transaction.
+        """Commit offsets; with ``commit_call``, as part of a transaction.
 
         Raises:
-            UnknownMemberError, StaleMemberError: other members consume those records.
-            StrandlineError: whether they were committed is unknown.
+            UnknownMemberError, StaleMemberError: other members consume those records now.
+            StrandlineError: the offsets may or may not be committed.
         """
-        self.forget(offsets)  # without an answer they may be committed or not
+        self.forget(offsets)  # without an answer it is unknown whether they are committed
         for attempt in range(1, COMMIT_ATTEMPTS + 1):
             if not offsets:
                 break
             try:
                 (commit_call or self._commit_call)(self._group, offsets, self._owner())
             except StaleMemberError:
-                # Another of our partitions moved: fetch the new epoch, and commit under it.
+                # Another partition of this member has moved: fetch the new epoch, and commit with
+                # it.
                 self._membership.heartbeat()
                 held = self._membership.assignment().held
                 if attempt == COMMIT_ATTEMPTS or not held.issuperset(offsets):
@@ -105,16 +106,16 @@ class OffsetCommitter:
             self.commit_softly(self._positions)
 
     def commit_softly(self, partitions: Collection[PartitionName]) -> None:
-        """Commit, but continue after a failure: the next owner consumes the records again.
+        """Commit; after a failure only log it: the next owner will consume the records again.
 
-        Does nothing where the user commits.
+        Does nothing if only the user commits.
         """
         if self.interval_s is None:
             return
         try:
             self.commit(self.pending(partitions))
         except (UnknownMemberError, StaleMemberError) as error:
-            logger.warning("group %s: offsets not committed: %s", self._group, error)
+            logger.warning("group %s: offsets could not be committed: %s", self._group, error)
         except StrandlineError as error:
             if not error.retriable:
                 raise
@@ -122,7 +123,7 @@ class OffsetCommitter:
             self._retry.failed(now_s)
             if self._retry.should_log(now_s):
                 logger.warning(
-                    "group %s: offsets not committed, will retry: %s", self._group, error
+                    "group %s: offsets could not be committed, will retry: %s", self._group, error
                 )
         else:
             self._retry.succeeded()

@@ -1,10 +1,10 @@
-"""Stores of a consumer group's committed offsets: the log by default, or a store of the user's.
+"""Stores for a consumer group's committed offsets: the log by default, or the user's store.
 
-A store keeps for each group and partition the offset of the next record to consume and the epoch
-under which it was committed. Group epochs only grow, and each new owner first *claims* a partition,
-so that a store can reject a member that has lost it.
+A store keeps, for each group and partition, the offset of the next record to consume and the epoch
+in which it was committed. Group epochs only grow, and each new owner first *claims* a partition, so
+that a store can reject a member that has lost it.
 
-Rules: an offset is durable once ``commit`` has returned; ``commit`` and ``claim`` may be repeated.
+Rules: an offset is durable when ``commit`` returns; ``commit`` and ``claim`` may be repeated.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -22,20 +22,20 @@ TIMEOUT_S = 30.0
 
 
 class Owner(NamedTuple):
-    """The owner of a partition, the only one that may commit its offset."""
+    """The owner of a partition: only it may commit the partition's offset."""
 
     member: str = ""
-    """Empty: no member; for administration while the group has none."""
+    """The member's id; empty: no member, but an administrator of a group without members."""
     epoch: int = 0
     """The group's epoch at the last change of the member's partitions."""
 
 
 CommitCall = Callable[[str, Offsets, Owner], None]
-"""Commits the offsets of a group for an owner: a store's ``commit``, or a transaction's."""
+"""A function that commits offsets of a group for an owner, in a store or a transaction."""
 
 
 class OffsetStore(Protocol):
-    """Keeps committed offsets; used by one thread at a time."""
+    """A store for committed offsets; used by one thread at a time."""
 
     def claim(
         self, group: str, partitions: Collection[PartitionName], owner: Owner
@@ -48,11 +48,11 @@ class OffsetStore(Protocol):
         ...
 
     def commit(self, group: str, offsets: Offsets, owner: Owner) -> None:
-        """Commit offsets, all of them or none.
+        """Commit all offsets, or none.
 
         Raises:
             StaleMemberError: another owner has claimed one of the partitions.
-            UnavailableError: whether they were committed is unknown; retry.
+            UnavailableError: the offsets may or may not be committed; retry.
         """
         ...
 
@@ -70,10 +70,10 @@ class OffsetStore(Protocol):
 
 
 class LogOffsetStore:
-    """Offsets in the log, kept by the group coordinator: the default of consumers.
+    """The store in the log, at the group coordinator: the default of consumers.
 
     Args:
-        coordinator: the coordinator of the groups.
+        coordinator: the coordinator of consumer groups.
         timeout_s: how long to try.
     """
 
@@ -86,7 +86,7 @@ class LogOffsetStore:
         self,
         group: str,
         partitions: Collection[PartitionName],
-        owner: Owner,  # noqa: ARG002 - the coordinator knows who it gave them to
+        owner: Owner,  # noqa: ARG002 - the coordinator knows the owner already
     ) -> dict[PartitionName, int]:
         """Return the committed offsets; see ``OffsetStore``."""
         known = self.read(group)
@@ -115,8 +115,8 @@ class LogOffsetStore:
         """Commit offsets as part of a transaction.
 
         Raises:
-            ProducerFencedError: the transaction is over, or has not added the group.
-            StrandlineError: as ``commit``.
+            ProducerFencedError: the transaction has ended, or has not announced offsets.
+            StrandlineError: as for ``commit``.
         """
         body = wire.CommitOffsets(
             group=group,
@@ -131,8 +131,8 @@ class LogOffsetStore:
         """Return all committed offsets; see ``OffsetStore``.
 
         Raises:
-            UnstableOffsetCommitError: a transaction has kept some of them undecided all the time.
-            StrandlineError: the coordinator was not reached.
+            UnstableOffsetCommitError: all the time, a transaction could still commit some of them.
+            StrandlineError: the coordinator did not answer.
         """
         try:
             [info] = self._coordinator.ask(
@@ -145,7 +145,7 @@ class LogOffsetStore:
         return by_name(info.positions)
 
     def close(self) -> None:
-        """Do nothing: the connections are the client's."""
+        """Do nothing: the connections belong to the client."""
 
 
 def by_stream(offsets: Offsets) -> dict[str, dict[int, int]]:

@@ -1,14 +1,14 @@
-"""Two offset stores at once, for a migration from one to the other and back.
+"""Two offset stores at once, for migrating from one to the other, or back.
 
-Members are restarted one by one, so for a while some use the old store alone and others both. A
+Members are restarted one by one, so for a while some use the old store alone and some use both. A
 member that uses both commits to both:
 
-1. every member uses ``DualOffsetStore(old, new, reads="old")``: the new store fills up;
-2. every member uses ``DualOffsetStore(old, new, reads="new")``: step 1 is still possible;
+1. every member uses ``DualOffsetStore(old, new, reads="old")``, which fills the new store;
+2. every member uses ``DualOffsetStore(old, new, reads="new")``; going back to 1 is possible;
 3. every member uses ``new`` alone.
 
-Rules: offsets that only the old store has are taken from there. A claim makes both stores equal. A
-commit that reaches one store only is repeated; at worst records are consumed again.
+Rules: offsets that only the old store has are read from it. A claim makes both stores equal. A
+commit that reached only one store is repeated; at worst records are consumed twice.
 """
 
 from collections.abc import Collection
@@ -22,9 +22,9 @@ class DualOffsetStore:
     """An ``OffsetStore`` that writes to two stores.
 
     Args:
-        old: the store to leave.
-        new: the store to move to.
-        reads: the store whose offsets count.
+        old: the store to migrate from.
+        new: the store to migrate to.
+        reads: the store whose offsets are used.
     """
 
     def __init__(self, old: OffsetStore, new: OffsetStore, *, reads: Literal["old", "new"]) -> None:
@@ -37,7 +37,7 @@ class DualOffsetStore:
     ) -> dict[PartitionName, int]:
         """Return the committed offsets for a new owner; see ``OffsetStore``.
 
-        Makes both stores equal, so that either may be read next even if nothing is committed.
+        Makes both stores equal, so that the next read may use either even without a commit.
         """
         old = self._old.claim(group, partitions, owner)
         new = self._new.claim(group, partitions, owner)
@@ -50,7 +50,7 @@ class DualOffsetStore:
 
     def commit(self, group: str, offsets: Offsets, owner: Owner) -> None:
         """Commit offsets to both; see ``OffsetStore``."""
-        # The store that counts comes last, so it is never ahead of the other.
+        # The store that is used comes last, so it is never ahead of the other.
         first, last = (self._new, self._old) if self._reads == "old" else (self._old, self._new)
         first.commit(group, offsets, owner)
         last.commit(group, offsets, owner)

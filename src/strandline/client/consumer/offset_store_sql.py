@@ -2,9 +2,9 @@
 
     SqlOffsetStore("postgresql+psycopg://user@host/database")
 
-Rules: a commit is one transaction. The epoch in each row fences: only the last claimer changes a
-row, which the database checks in the same statement. The table is created if it does not exist.
-Needs the extra ``offset-stores`` and the database's driver.
+Rules: a commit is one database transaction. The epoch in each row fences: only the last owner that
+claimed a row can change it, which the database checks in the same statement. The table is created
+if missing. Needs the extra ``offset-stores`` and the database's driver.
 """
 
 from collections.abc import Collection, Iterator
@@ -28,10 +28,10 @@ class SqlOffsetStore:
 
     Args:
         database: an SQLAlchemy URL or engine.
-        table: name of the table.
+        table: the table's name.
 
     Raises:
-        InvalidConfigError: not a database URL, or its driver is not installed.
+        InvalidConfigError: the URL is invalid, or its driver is not installed.
         UnavailableError: the database cannot be reached.
     """
 
@@ -51,7 +51,7 @@ class SqlOffsetStore:
             with self._transaction() as connection:
                 metadata.create_all(connection)
         except UnavailableError:
-            # Another process may have created the table meanwhile; then the second try finds it.
+            # Another process may have created the table at the same time: then this finds it.
             with self._transaction() as connection:
                 metadata.create_all(connection)
 
@@ -102,7 +102,7 @@ class SqlOffsetStore:
         """Update a row, or insert it.
 
         Raises:
-            StaleMemberError: another owner has claimed it.
+            StaleMemberError: another owner has claimed the row.
         """
         table = self._table
         columns = table.c
@@ -115,7 +115,7 @@ class SqlOffsetStore:
         if owner.member:
             mine = sa.and_(row, columns.epoch <= owner.epoch)
             values = {**values, "epoch": owner.epoch}
-        # Always sets a column, so that rowcount tells whether the row exists.
+        # Sets a column in any case, so that rowcount tells whether the row exists.
         update = sa.update(table).where(mine).values(**{"epoch": columns.epoch, **values})
         if connection.execute(update).rowcount:
             return
@@ -133,7 +133,7 @@ class SqlOffsetStore:
         """Run a database transaction; translate its errors.
 
         Raises:
-            UnavailableError: it failed, or its outcome is unknown.
+            UnavailableError: the transaction failed, or its outcome is unknown.
         """
         try:
             with self._engine.begin() as connection:
@@ -144,10 +144,10 @@ class SqlOffsetStore:
 
 
 def _engine(url: str) -> sa.Engine:
-    """Make the engine of a database; no message shows the URL, which may hold a password.
+    """Return the engine of a database; errors do not show the URL, which may hold a password.
 
     Raises:
-        InvalidConfigError: as ``SqlOffsetStore``.
+        InvalidConfigError: as for ``SqlOffsetStore``.
     """
     try:
         return sa.create_engine(url)
@@ -163,5 +163,5 @@ def _engine(url: str) -> sa.Engine:
 
 
 def _without(values: dict[str, int]) -> dict[str, int]:
-    """Return the values except the epoch."""
+    """Return the values without the epoch."""
     return {key: value for key, value in values.items() if key != "epoch"}

@@ -5,8 +5,8 @@
 One znode per partition, ``<root>/<group>/<stream>/<partition>``, holds the offset and the epoch
 under which it was claimed as JSON.
 
-Rules: a commit is one ZooKeeper transaction that changes each znode only in the version that was
-read: a claim made meanwhile wins, also over a commit that timed out here and is executed once
+Rules: a commit is one ZooKeeper transaction. It changes each znode only in the version that was
+read. So a claim made meanwhile wins, also over a commit that timed out here and is executed once
 ZooKeeper is back. Needs the extra ``offset-stores``.
 """
 
@@ -49,8 +49,8 @@ class ZooKeeperOffsetStore:
 
     Args:
         hosts: ``host:port``, several separated by commas.
-        root: parent of the znodes.
-        timeout_s: timeout of each call.
+        root: the parent of the znodes.
+        timeout_s: the timeout of each call.
 
     Raises:
         UnavailableError: ZooKeeper cannot be reached.
@@ -64,7 +64,7 @@ class ZooKeeperOffsetStore:
             with _translated():
                 self._client.start(timeout=timeout_s)
         except UnavailableError:
-            self.close()  # ends its threads, which would retry
+            self.close()  # ends the client's threads, which would retry
             raise
 
     def claim(
@@ -108,7 +108,7 @@ class ZooKeeperOffsetStore:
 
         Raises:
             StaleMemberError: another owner has claimed a partition.
-            UnavailableError: others change them all the time, or ZooKeeper is away.
+            UnavailableError: the znodes change in every attempt, or ZooKeeper does not answer.
         """
         for _ in range(ATTEMPTS):
             with _translated():
@@ -151,10 +151,10 @@ class ZooKeeperOffsetStore:
         return empty, 0
 
     def _answer(self, call: IAsyncResult) -> Any:
-        """Return a call's result with a timeout, which kazoo's own calls lack.
+        """Return a call's result, with a timeout, which kazoo's own calls do not have.
 
         Raises:
-            KazooException, KazooTimeoutError: ZooKeeper rejects, or does not answer.
+            KazooException, KazooTimeoutError: ZooKeeper rejects the call, or does not answer.
         """
         return call.get(timeout=self._timeout_s)
 
@@ -169,8 +169,8 @@ class ZooKeeperOffsetStore:
 
 
 def _znode(text: str) -> str:
-    """Return the name of a znode for any text; ``unquote`` gives the text back."""
-    # ZooKeeper rejects these two, which "quote" leaves as they are.
+    """Return the name of a znode for any text; ``unquote`` returns the text."""
+    # ZooKeeper rejects these two names, which ``quote`` would not change.
     return text.replace(".", "%2E") if text in (".", "..") else quote(text, safe="")
 
 

@@ -1,10 +1,10 @@
 """The prefetcher of a consumer: manages its fetchers and hands out what they have read.
 
 Rules:
-- a batch of a partition that was given up or sought meanwhile is dropped;
-- the error of a failed fetcher is raised at every poll until one of its partitions is stopped: then
-  the others are read again, as the failure may be of that partition alone;
-- a fetcher most of whose partitions are no longer wanted is restarted without them.
+- a batch is dropped if its partition was released, or another offset sought, in the meantime;
+- the error of a failed fetcher is raised at every poll until one of its partitions is stopped. Then
+  its other partitions are read again, since the failure may concern only the stopped one;
+- a fetcher is restarted if most of its partitions are no longer wanted.
 
 Must not know groups or committed offsets. Used by one thread; ``wake`` may be called on any.
 """
@@ -27,7 +27,7 @@ from strandline.errors import StrandlineError
 from strandline.types import PartitionName
 
 POLL_BYTES = 8 << 20
-"""Approximate size of the records returned by one poll."""
+"""The approximate size of the records that one poll returns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class ConsumedBatch:
     stream: str
     partition: int
     records: pa.RecordBatch
-    """Columns partition, offset, timestamp, subject, key, value, headers."""
+    """The columns partition, offset, timestamp, subject, key, value and headers."""
 
     @property
     def first_offset(self) -> int:
@@ -59,8 +59,8 @@ class Prefetcher:
 
     Args:
         source: the client to read with.
-        positions: the next offset to return of each partition; shared with the consumer.
-        restart: where to continue when the log ends before a position.
+        positions: the next offset to return in each partition; shared with the consumer.
+        restart: where to continue if the log ends before a position.
     """
 
     def __init__(
@@ -77,17 +77,17 @@ class Prefetcher:
         self._failed: dict[Fetcher, StrandlineError] = {}
 
     def wake(self) -> None:
-        """Let ``take`` return, from any thread."""
+        """Let ``take`` return; any thread may call this."""
         self._awake.set()
-        with contextlib.suppress(queue.Full):  # full: no poll is waiting
+        with contextlib.suppress(queue.Full):  # a full queue wakes ``take`` anyway
             self._inbox.put_nowait(None)
 
     def awoken(self) -> None:
-        """Clear a wake-up."""
+        """Remove a wake-up that was not used."""
         self._awake.clear()
 
     def take(self, deadline_s: float) -> list[ConsumedBatch]:
-        """Return what has been read; waits for the first batch, or until a wake-up."""
+        """Return the batches read so far; wait for the first one, or until ``wake``."""
         found: list[ConsumedBatch] = []
         size = 0
         while size < POLL_BYTES and not self._awake.is_set():
@@ -106,14 +106,14 @@ class Prefetcher:
         """Return the next result of a fetcher.
 
         Raises:
-            queue.Empty: nothing came in time.
+            queue.Empty: there was none in time.
         """
         if self._returned:
             return self._returned.popleft()
         return self._inbox.get(timeout=wait_s) if wait_s else self._inbox.get_nowait()
 
     def unread(self, batches: Iterable[ConsumedBatch]) -> None:
-        """Put batches back, to be taken again."""
+        """Put batches back; the next ``take`` returns them."""
         for batch in reversed(list(batches)):
             name = PartitionName(batch.stream, batch.partition)
             if name in self._positions:
@@ -123,7 +123,7 @@ class Prefetcher:
                 self._returned.appendleft(again)
 
     def _accepted(self, fetched: Fetched | None) -> ConsumedBatch | None:
-        """Return a batch to hand out; None if there is none, or its partition is no longer ours."""
+        """Return the batch to hand out; None if there is none, or its partition was released."""
         if fetched is None:
             return None
         if fetched.moved_to is not None:
@@ -138,7 +138,7 @@ class Prefetcher:
             if len(fetched.fetch.wanted) < fetched.fetch.begun_with:
                 self._begin_rest(fetched.fetch)
                 return None
-            # Raised by the next poll: this one may return batches, which must not be lost.
+            # The next poll raises it: this one may return batches, which must not be lost.
             self._failed[fetched.fetch] = fetched.error
             self._awake.set()
             return None
@@ -150,10 +150,10 @@ class Prefetcher:
         return batch
 
     def raise_failure(self) -> None:
-        """Raise the error of a fetcher that failed while in use.
+        """Raise the error of a failed fetcher that is still in use.
 
         Raises:
-            StrandlineError: its error.
+            StrandlineError: the fetcher's error.
         """
         in_use = set(self._fetches.values())
         self._failed = {fetch: e for fetch, e in self._failed.items() if fetch in in_use}
@@ -174,30 +174,30 @@ class Prefetcher:
             self._fetches |= dict.fromkeys(names, fetch)
 
     def begin_anew(self, name: PartitionName) -> None:
-        """Restart a partition at its new position, unless it is paused."""
+        """Read a partition again from its new position, unless it is paused."""
         if name in self._fetches:
             self.stop([name])
             self.begin([name])
 
     def stop(self, partitions: Iterable[PartitionName]) -> None:
-        """Stop reading partitions without disturbing the others."""
+        """Stop reading partitions, without disturbing other ones."""
         worn: set[Fetcher] = set()
         for name in partitions:
             fetch = self._fetches.pop(name, None)
             if fetch is not None:
                 fetch.wanted.discard(name.partition)
-                # Most of what it reads is no longer wanted, or it has failed.
+                # The fetcher has failed, or most of what it reads is no longer wanted.
                 if 2 * len(fetch.wanted) < fetch.begun_with or fetch in self._failed:
                     worn.add(fetch)
         for fetch in worn:
             self._begin_rest(fetch)
 
     def _begin_rest(self, fetch: Fetcher) -> None:
-        """Read the partitions of a read that are still wanted, without the others."""
+        """Read the partitions of a fetcher that are still wanted, without the others."""
         fetch.cancel()
         self.begin([PartitionName(fetch.stream, number) for number in fetch.wanted])
 
     def close(self) -> None:
-        """Read nothing more."""
+        """Stop all reading."""
         for fetch in set(self._fetches.values()):
             fetch.cancel()

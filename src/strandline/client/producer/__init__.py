@@ -1,1 +1,1 @@
-"""From an appended record to its acknowledgement: batches, sequences, a sender per broker."""
+"""From an appended record to its ack: batches, sequences, and a sender for each broker."""

@@ -1,7 +1,7 @@
 """The record accumulator of a producer: collects records into one batch per partition.
 
-Rules: pure; the caller passes the time and holds the lock. Records of one partition keep their
-order. ``in_flight_batches`` tracks the batches from here on.
+Rules: pure; the caller passes the time and holds the lock. The records of one partition keep their
+order. ``in_flight_batches`` keeps the batches that leave here.
 """
 
 from collections import deque
@@ -10,7 +10,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 
 class ProducerRecord(NamedTuple):
-    """A record as given to a producer."""
+    """A record passed to a producer."""
 
     value: bytes | None
     key: bytes | None
@@ -23,7 +23,7 @@ FutureT = TypeVar("FutureT")
 
 
 class RecordProducerBatch(Generic[FutureT]):
-    """Records of one partition, with the future of each."""
+    """The records of a batch of one partition, each with its future."""
 
     __slots__ = ("deadline_s", "futures", "has_ids", "partition", "records", "since_s", "size")
 
@@ -37,7 +37,7 @@ class RecordProducerBatch(Generic[FutureT]):
         self.since_s = now_s
         self.deadline_s = deadline_s
         self.has_ids = has_ids
-        """Whether all records have a message id, or none has."""
+        """Whether all records have a message id; otherwise none has."""
 
     @property
     def rows(self) -> int:
@@ -49,10 +49,10 @@ class RecordAccumulator(Generic[FutureT]):
     """Collects records into batches.
 
     Args:
-        batch_bytes: size at which a batch is ready.
-        batch_records: number of records at which a batch is ready.
-        linger_s: age at which a batch is ready.
-        delivery_timeout_s: time from a batch's first record to its deadline.
+        batch_bytes: a batch of this size is ready.
+        batch_records: a batch of so many records is ready.
+        linger_s: a batch of this age is ready.
+        delivery_timeout_s: the time from a batch's first record to its deadline.
     """
 
     def __init__(
@@ -71,14 +71,14 @@ class RecordAccumulator(Generic[FutureT]):
         self._ready: deque[RecordProducerBatch[FutureT]] = deque()
         self._sticky_partition = 0
         self.size = 0
-        """Bytes held, ready or not."""
+        """The bytes of all records here, ready or not."""
 
     def __bool__(self) -> bool:
-        """Whether any record is held."""
+        """Whether there are any records."""
         return bool(self._open or self._ready)
 
     def sticky_partition(self, partitions: int) -> int:
-        """Return the partition of a keyless record; it changes with each batch, so batches fill."""
+        """Return the partition of a keyless record; the same as long as its batch is open."""
         if self._sticky_partition not in self._open:
             self._sticky_partition = (self._sticky_partition + 1) % partitions
         return self._sticky_partition
@@ -86,12 +86,12 @@ class RecordAccumulator(Generic[FutureT]):
     def add(
         self, partition: int, record: ProducerRecord, future: FutureT, *, size: int, now_s: float
     ) -> bool:
-        """Add a record; return whether it started or completed a batch, which wakes senders."""
+        """Add a record; return whether that started or completed a batch, to wake the senders."""
         batch = self._open.get(partition)
         has_ids = record.message_id is not None
         is_first = batch is None or batch.has_ids != has_ids
         if batch is None or batch.has_ids != has_ids:
-            self.seal(partition)  # brokers deduplicate a batch by sequence or by ids
+            self.seal(partition)  # brokers deduplicate a batch either by sequence or by ids
             batch = self._open[partition] = RecordProducerBatch(
                 partition,
                 now_s=now_s,
@@ -108,7 +108,7 @@ class RecordAccumulator(Generic[FutureT]):
         return is_first
 
     def seal(self, partition: int) -> None:
-        """Make a partition's open batch ready, so that whatever is added next comes after it."""
+        """Make a partition's open batch ready, so that later records come after it."""
         batch = self._open.pop(partition, None)
         if batch is not None:
             self._ready.append(batch)
@@ -116,7 +116,7 @@ class RecordAccumulator(Generic[FutureT]):
     def take_ready(
         self, now_s: float, *, everything: bool = False
     ) -> Iterator[RecordProducerBatch[FutureT]]:
-        """Yield the batches that are ready, or with ``everything`` all of them, oldest first."""
+        """Yield the batches that are ready, oldest first; with ``everything``, all batches."""
         for partition, batch in list(self._open.items()):
             if everything or now_s - batch.since_s >= self._linger_s:
                 self.seal(partition)

@@ -1,10 +1,10 @@
-"""A thread that sends a producer's batches to one leader by a put.
+"""A thread that sends a producer's batches to one leader, in a put.
 
-The put's schema only widens: a batch with a new column ends the put and begins a wider one, so
-that records keep their order and a producer of values only sends no empty columns.
+The put's schema only gets wider: a batch with a new column ends the put and begins a wider one. So
+records keep their order, and a producer that sends only values sends no empty columns.
 
-Rules: a sender holds no batches; it asks its callbacks for the next one and reports the outcome.
-Callbacks of a sender that was replaced after a timeout are ignored; it may still block in a write.
+Rules: a sender keeps no batches; it asks its callbacks for the next one and reports the outcome.
+Callbacks from a sender that was replaced after a timeout are ignored; it may still hang in a write.
 """
 
 import logging
@@ -34,7 +34,7 @@ class SenderCallbacks(Protocol):
         ...
 
     def in_flight(self, sender: "BrokerSender") -> int:
-        """Return how many batches of a sender are not yet answered."""
+        """Return how many of a sender's batches have no answer yet."""
         ...
 
     def producer_id(self, sender: "BrokerSender", producer: int) -> int:
@@ -42,7 +42,7 @@ class SenderCallbacks(Protocol):
 
         Args:
             sender: the sender that needs it.
-            producer: number of producer ids used up before it.
+            producer: the number of producer ids used up before this one.
 
         Raises:
             StrandlineError: no broker assigns an id now.
@@ -54,7 +54,7 @@ class SenderCallbacks(Protocol):
         ...
 
     def refused(self, sender: "BrokerSender", number: int, error: StrandlineError) -> None:
-        """Handle a batch that cannot be sent at all."""
+        """Handle a batch that can never be sent."""
         ...
 
     def lost(self, sender: "BrokerSender", error: StrandlineError) -> None:
@@ -66,7 +66,7 @@ class SenderCallbacks(Protocol):
         ...
 
     def failed(self) -> None:
-        """Handle a bug that ended the sender."""
+        """Handle a bug that has ended the sender."""
         ...
 
 
@@ -75,7 +75,7 @@ class BrokerSender:
 
     Args:
         connection: to the leader's broker.
-        request: the request of each put.
+        request: the request with which each put begins.
         callbacks: the owner of the batches.
     """
 
@@ -84,11 +84,11 @@ class BrokerSender:
     ) -> None:
         self.address = connection.address
         self.is_over = False
-        """Whether it sends nothing more: closed, or replaced."""
+        """Whether it sends nothing more, because it was closed or replaced."""
         self.waits_since_s: float | None = None
-        """When the oldest missing ack was first awaited; None if none is."""
+        """The time since when an ack has been missing; None if none is."""
         self.used_s = time.monotonic()
-        """When it last got a batch."""
+        """The time when it last got a batch."""
         self._connection = connection
         self._request = request
         self._callbacks = callbacks
@@ -106,32 +106,32 @@ class BrokerSender:
 
     @property
     def has_put(self) -> bool:
-        """Return whether it has opened a put."""
+        """Return whether the sender has opened a put."""
         return self._stream is not None
 
     @property
     def has_lost_put(self) -> bool:
-        """Return whether the broker or network ended its put."""
+        """Return whether the put was ended by the broker or the network."""
         return self._stream is not None and self._stream.has_ended
 
     def reset(self) -> None:
-        """Open a new connection for the next put."""
+        """Use a new connection for the next put."""
         self._connection.reset()
 
     def _run(self) -> None:
-        """Send until it is over."""
+        """Send batches until ``is_over``."""
         try:
             while not self.is_over:
                 self._step()
             if self._stream is not None:
                 self._stream.finish()
         except Exception:
-            # A bug must not leave callers waiting.
+            # Even after a bug no caller may wait for ever.
             logger.exception("the sender of stream %s failed", self._request.stream)
             self._callbacks.failed()
 
     def _step(self) -> None:
-        """Send the next batch, or recover from a lost put."""
+        """Send the next batch, or handle the loss of the put."""
         entry = self._callbacks.next_for(self)
         if entry is not None:
             self._deliver(entry)
@@ -139,7 +139,7 @@ class BrokerSender:
             self._lose(self._end_stream())
 
     def _deliver(self, entry: InFlightBatch[AnyProducerBatch]) -> None:
-        """Write one batch that is now in flight."""
+        """Write one batch, which is in flight now."""
         try:
             batch = batch_of(entry.batch)
         except InvalidRecordError as error:
@@ -152,9 +152,9 @@ class BrokerSender:
             self._lose(error)
             return
         if self.is_over:
-            return  # replaced while it waited for an id or for the put; another sender sends it
+            return  # replaced while waiting for an id or a put; another sender sends the batch
         if not self._callbacks.writes(self, entry):
-            return  # given up while it waited
+            return  # the batch was given up meanwhile
         if not stream.write(pad(batch, stream.schema), tag):
             self._lose(self._end_stream())
 
@@ -171,10 +171,10 @@ class BrokerSender:
         )
 
     def _stream_for(self, columns: list[str]) -> PutStream:
-        """Return a put with at least these columns.
+        """Return the current put if it has these columns, otherwise a wider new one.
 
         Raises:
-            StrandlineError: it could not begin, or the narrower put before it failed.
+            StrandlineError: the put could not begin, or the narrower put before it failed.
         """
         if self._stream is not None and not self._columns.issuperset(columns):
             error = self._end_stream()
@@ -194,7 +194,7 @@ class BrokerSender:
         return self._stream
 
     def _end_stream(self) -> StrandlineError | None:
-        """End the put; return its error, if it failed."""
+        """End the put; return its error, or None."""
         assert self._stream is not None, "there is one to end"
         error = self._stream.finish()
         self._stream = None

@@ -1,8 +1,8 @@
 """Compare-and-append: a record is stored only if its offset is the expected one.
 
-Each record is a call of its own to its partition's leader. Rules: the call is retried while there
-is no leader or it is still loading. A record that was sent without an answer is never sent again:
-a second attempt could not distinguish its own first from another writer's record.
+Each record is sent in a call of its own to its partition's leader. Rules: the call is retried while
+there is no leader, or the leader is still loading. A record that was sent and not answered is never
+sent again: a second attempt could not tell its own first attempt from another writer's record.
 """
 
 import queue
@@ -33,7 +33,7 @@ class ConditionalAppender:
 
     Args:
         brokers: the brokers of the cluster.
-        timeout_s: how long a record is tried for.
+        timeout_s: how long to try to append a record.
     """
 
     def __init__(self, brokers: ClusterClient, *, timeout_s: float) -> None:
@@ -50,15 +50,15 @@ class ConditionalAppender:
         """Append a record and return its offset.
 
         Args:
-            stream: its name.
-            partition: its number.
+            stream: the stream's name.
+            partition: the partition's number.
             record: the record to store.
-            expected_offset: the offset it must get; None: any.
+            expected_offset: the offset that the record must get; None: any offset.
 
         Raises:
-            WrongLastSequenceError: another offset is next.
-            DisconnectedError, RequestTimeoutError: whether it was stored is unknown.
-            StrandlineError: it was not stored.
+            WrongLastSequenceError: the next offset is another one.
+            DisconnectedError, RequestTimeoutError: the record may have been stored.
+            StrandlineError: the record was not stored.
         """
         pending: RecordProducerBatch[AckFuture[Ack]] = RecordProducerBatch(
             partition, now_s=0, deadline_s=0
@@ -69,7 +69,7 @@ class ConditionalAppender:
         def should_retry(error: StrandlineError) -> bool:
             if error.retriable:
                 self._brokers.metadata.forget(stream)
-            return error.is_rejection  # otherwise it may be stored
+            return error.is_rejection  # otherwise the record may be stored
 
         return call_with_retries(
             lambda: self._attempt(stream, pending, tag),
@@ -87,7 +87,7 @@ class ConditionalAppender:
         """Send the record once.
 
         Raises:
-            StrandlineError: as ``append``; after a rejection it may be sent again.
+            StrandlineError: as for ``append``; after a rejection the record may be sent again.
         """
         batch = batch_of_records(pending)
         answers: queue.SimpleQueue[PutAck | None] = queue.SimpleQueue()
@@ -101,7 +101,7 @@ class ConditionalAppender:
                 on_ack=answers.put,
                 on_end=lambda _: answers.put(None),
             )
-        except DisconnectedError as error:  # nothing was sent
+        except DisconnectedError as error:  # the put could not begin, so nothing was sent
             connection.reset()
             raise NotLeaderError(f"cannot reach {address}: {error.message}") from error
         put.write(batch, tag)
@@ -127,11 +127,11 @@ class ConditionalAppender:
         """Return the address of a partition's leader.
 
         Raises:
-            NotLeaderError: it has none now.
+            NotLeaderError: the partition has no leader now.
             StrandlineError: there is no such partition, or no broker answers.
         """
         leaders = self._brokers.leaders(self._brokers.known_routes(stream))
-        if partition not in leaders:  # it may have been added
+        if partition not in leaders:  # it may have been added since the last lookup
             leaders = self._brokers.leaders(self._brokers.routes(stream))
         if partition not in leaders:
             raise UnknownPartitionError(

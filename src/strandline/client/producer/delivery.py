@@ -1,12 +1,13 @@
-"""Delivery of a producer's records: buffers, sends in order to leaders, retries, times out.
+"""The delivery of a producer's records: buffers, sends in order to leaders, retries, times out.
 
-Threads: callers add; one sender per leader sends batches and receives acks; ``PartitionMetadata``
-looks up leaders while a partition lacks one; a watchdog fails expired batches, even while a sender
-blocks in a write. One lock guards the accumulator, the batches in flight and the leaders; futures
-are resolved without it, because their callbacks are the user's code.
+Threads: callers add records. One sender per leader sends batches and receives acks.
+    ``PartitionMetadata`` looks up leaders while a partition has none. A watchdog fails expired
+    batches, even while a sender blocks in a write. One lock guards the accumulator, the batches in
+    flight and the leaders; futures are resolved without the lock, because their callbacks are the
+    user's code.
 
-Rule: in a cluster a leader that has not answered for ``SILENCE_S`` is left, and used again when
-other brokers still name it.
+Rule: in a cluster a leader that has not answered for ``SILENCE_S`` is no longer used, until other
+brokers name it again.
 """
 
 import logging
@@ -56,19 +57,19 @@ WATCH_INTERVAL_S = 0.5
 JOIN_TIMEOUT_S = 10.0
 IDLE_S = 0.5
 IDLE_PUT_S = 5.0
-"""After this idle time a producer ends its puts, and with them threads here and at the brokers."""
+"""After so long without records a producer ends its puts, which frees threads on both sides."""
 SILENCE_S = 5.0
 LOG_DELAY_S = 5.0
 """A missing ack is logged after this time; an election takes less."""
 
 _THREAD = threading.local()
-"""Whether the current thread resolves futures, and so runs users' callbacks."""
+"""Per thread: whether it is resolving futures, and so runs users' callbacks."""
 
 assert BATCH_RECORDS_MAX <= NUMBERED_RECORDS_MAX, "the broker stores a producer batch as one batch"
 
 
 class DeliveryOptions(NamedTuple):
-    """How a producer batches and how long it tries."""
+    """How a producer batches, and how long it tries."""
 
     batch_bytes: int
     buffer_bytes: int
@@ -76,7 +77,7 @@ class DeliveryOptions(NamedTuple):
     timeout_s: float
     is_idempotent: bool = True
     transaction: TransactionContext | None = None
-    """The transaction that numbers the records, if any."""
+    """The transaction that the records belong to, or None."""
 
 
 class ProducerDelivery:
@@ -84,7 +85,7 @@ class ProducerDelivery:
 
     Args:
         brokers: the brokers of the cluster.
-        request: the request of each put.
+        request: the request with which each put begins.
         routes: the leaders of the stream's partitions, as far as known.
         options: sizes and times.
     """
@@ -101,7 +102,7 @@ class ProducerDelivery:
         self._request = request
         self._options = options
         self._lock = threading.RLock()
-        """The lock of ``_changed``; a ``with`` on it takes a third of the time."""
+        """The lock inside ``_changed``; using it directly takes a third of the time."""
         self._changed = threading.Condition(self._lock)
         self._accumulator: RecordAccumulator[AckFuture[Ack]] = RecordAccumulator(
             batch_bytes=options.batch_bytes,
@@ -120,9 +121,9 @@ class ProducerDelivery:
         self._is_watched = False
         self._is_gone = False
         self._delayed_since_s: float | None = None
-        """Since when acks have been missing, if the reason has been logged."""
+        """Since when acks have been missing, if that was logged; else None."""
         self._timed_out = 0
-        """Records that timed out in the delay."""
+        """How many records have timed out since then."""
         self._failures: list[tuple[AckFuture[Any], StrandlineError]] = []
         self._closing = threading.Event()
         self._is_over = threading.Event()
@@ -145,10 +146,10 @@ class ProducerDelivery:
         """Add a record.
 
         Args:
-            partition: its partition; None: any of ``partitions``.
+            partition: the record's partition; None: any of ``partitions``.
             record: the record to append.
-            partitions: number of partitions.
-            size: bytes to count for it.
+            partitions: the number of partitions.
+            size: the bytes to count for the record.
 
         Raises:
             RequestTimeoutError: the buffer stayed full.
@@ -166,10 +167,10 @@ class ProducerDelivery:
         return future
 
     def add_batch(self, batch: TableProducerBatch) -> None:
-        """Add rows of a table, behind the records added to their partition before.
+        """Add rows of a table, after the records added to their partition before.
 
         Raises:
-            RequestTimeoutError, DisconnectedError: as ``add_record``.
+            RequestTimeoutError, DisconnectedError: as for ``add_record``.
         """
         with self._changed:
             self._wait_for_room()
@@ -187,12 +188,12 @@ class ProducerDelivery:
 
     @property
     def partitions(self) -> int:
-        """Return the number of partitions known; it only grows."""
+        """Return the number of known partitions, which only grows."""
         return self._leaders.partitions
 
     @property
     def is_usable(self) -> bool:
-        """Return whether it accepts records and the stream exists, as far as known."""
+        """Return whether records are accepted, and the stream exists as far as known."""
         return not (self._closing.is_set() or self._is_gone)
 
     @property
@@ -204,17 +205,17 @@ class ProducerDelivery:
         """Wait until adding a record would not block.
 
         Raises:
-            RequestTimeoutError, DisconnectedError: as ``add_record``.
+            RequestTimeoutError, DisconnectedError: as for ``add_record``.
         """
         with self._changed:
             self._wait_for_room()
 
     def flush(self) -> None:
-        """Send everything added so far and wait until all of it is acknowledged or failed.
+        """Send all records added so far; wait until each is acknowledged or has failed.
 
         Raises:
-            InvalidRequestError: called in a future's callback, for which it would have to wait.
-            StrandlineError: the first failure whose future nobody examined.
+            InvalidRequestError: called in a future's callback, which it would have to wait for.
+            StrandlineError: the first failure whose future was not examined.
         """
         with self._changed:
             if threading.get_ident() in self._resolving:
@@ -236,10 +237,10 @@ class ProducerDelivery:
         raise unseen[0]
 
     def close(self) -> None:
-        """Flush and end the threads; has no effect when repeated.
+        """Flush, then end the threads; has no effect when repeated.
 
         Raises:
-            StrandlineError: as ``flush``.
+            StrandlineError: as for ``flush``.
         """
         try:
             self.flush()
@@ -247,19 +248,20 @@ class ProducerDelivery:
             self.end_when_empty()
             deadline_s = time.monotonic() + JOIN_TIMEOUT_S
             for sender in list(self._senders.values()):
-                # A sender without a put may wait long for a broker, and has nothing to end.
+                # A sender without a put may be waiting for a broker for long, and has nothing to
+                # end.
                 sender.join(max(0.0, deadline_s - time.monotonic()) if sender.has_put else IDLE_S)
 
     def end_when_empty(self) -> None:
-        """Accept no more records; those accepted are still delivered. Does not wait."""
+        """Accept no more records; deliver those accepted, without waiting for that."""
         self._closing.set()
         self.wake()
 
     def _wait_for_room(self) -> None:
-        """Wait while the buffer is full; the lock is held.
+        """Wait while the buffer is full; called with the lock.
 
-        A future's callback does not wait: only its own thread, or one that waits for it, could make
-        room. What a callback appends may exceed the limit.
+        Does not wait in a future's callback: only its own thread, or one that waits for it, could
+        make room. So records appended in callbacks may exceed the limit.
         """
         is_callback = getattr(_THREAD, "is_resolving", False)
         limit_s = limited(self._options.timeout_s)
@@ -276,25 +278,25 @@ class ProducerDelivery:
             raise DisconnectedError("this producer is closed; create another")
 
     def _awake(self, partition: int) -> None:
-        """Wake the threads that deliver records of a partition; the lock is held."""
+        """Wake the threads that deliver a partition's records; called with the lock."""
         if leader := self._leaders[partition]:
-            self.send_to((leader,))  # an idle sender ends
+            self.send_to((leader,))  # its sender may have ended after being idle
         if not self._is_watched:
             self._watch_over()
         self._changed.notify_all()
 
     def _watch_over(self) -> None:
-        """Start the watchdog; the lock is held."""
+        """Start the watchdog; called with the lock."""
         self._is_watched = True
-        # Not a daemon: the program ends only after its records are delivered or time out.
+        # No daemon: the program ends only when its records were delivered or have timed out.
         threading.Thread(target=self._watch, name="strandline-watchdog").start()
 
     def _collect(self, now_s: float, *, everything: bool = False) -> None:
-        """Move ready batches from the accumulator to the queues; the lock is held."""
+        """Move ready batches from the accumulator to the queues; called with the lock."""
         for batch in self._accumulator.take_ready(now_s, everything=everything):
             self._in_flight.put(batch)
 
-    # Outcomes, on an ack thread, the watchdog or a sender, without the lock
+    # Outcomes: called without the lock by an ack thread, the watchdog or a sender
 
     def acked(self, sender: BrokerSender, ack: PutAck) -> None:
         """Resolve a batch by its ack; see ``SenderCallbacks``."""
@@ -307,7 +309,8 @@ class ProducerDelivery:
             self._is_gone = self._is_gone or isinstance(error, UnknownStreamError)
             if answered is None:
                 partition = self._in_flight.partition_of(ack.sequence)
-                # A batch behind one that is sent again needs no lookup of its own.
+                # If an earlier batch of the partition is sent again, this one needs no lookup of
+                # its own.
                 is_behind = isinstance(error, OutOfOrderSequenceError)
                 if error is not None and partition is not None and not is_behind:
                     self._leaders.look_up([partition], error)
@@ -328,7 +331,7 @@ class ProducerDelivery:
         self._give_up([] if answered is None else [(answered[0], answered[1] or error)])
 
     def _give_up(self, batches: Iterable[tuple[AnyProducerBatch, StrandlineError]]) -> None:
-        """Fail batches already removed; the caller has added its thread to ``_resolving``."""
+        """Fail batches that were removed; the caller has added its thread to ``_resolving``."""
         _THREAD.is_resolving = True
         try:
             for batch, error in batches:
@@ -343,7 +346,7 @@ class ProducerDelivery:
             self._changed.notify_all()
 
     def _failed(self, future: AckFuture[Any], error: StrandlineError) -> None:
-        """Fail a future, and remember it for ``flush`` unless it was examined."""
+        """Fail a future; keep the error for ``flush`` unless the future was examined."""
         with self._changed:
             if not future.seen and len(self._failures) < KEPT_FAILURES_MAX:
                 self._failures.append((future, error))
@@ -352,7 +355,7 @@ class ProducerDelivery:
     # The watchdog
 
     def _watch(self) -> None:
-        """Fail expired batches; when the program ends, have the rest sent."""
+        """Fail expired batches; when the program ends, see that the rest is sent."""
         main, is_exit, looked = threading.main_thread(), False, 0
         while not self._is_over.wait(WATCH_INTERVAL_S):
             if not main.is_alive() and not self._closing.is_set():
@@ -367,7 +370,7 @@ class ProducerDelivery:
                     self._resolving.append(threading.get_ident())
                 self._leave_silent(now_s)
                 self._log_delay(now_s)
-                if self._in_flight.next_number > looked:  # an idle producer looks up nothing
+                if self._in_flight.next_number > looked:  # not while the producer is idle
                     looked = self._in_flight.next_number
                     self._leaders.refresh_partitions(now_s)
                 self._note_end()
@@ -383,19 +386,19 @@ class ProducerDelivery:
             logger.error("records failed: %s", self._failures[0][1])
 
     def _note_end(self) -> None:
-        """Set ``_is_over`` once closing and empty; the lock is held."""
+        """Set ``_is_over`` if closing and empty; called with the lock."""
         if self._closing.is_set() and not self._holds_any:
             self._is_over.set()
 
     @property
     def _holds_any(self) -> bool:
-        """Return whether any record is held; the lock is held."""
+        """Return whether any record is left; called with the lock."""
         return bool(self._in_flight or self._accumulator)
 
     def _log_delay(self, now_s: float) -> None:
-        """Log why acks are missing, long before records time out, and when they no longer are.
+        """Log that acks are missing, and why, long before the records time out.
 
-        The lock is held. Other partitions' acks do not end a delay: the oldest record decides.
+        Called with the lock. Acks of other partitions do not end a delay: the oldest record counts.
         """
         oldest = self._in_flight.oldest
         since_s = now_s if oldest is None else oldest.deadline_s - self._options.timeout_s
@@ -416,7 +419,7 @@ class ProducerDelivery:
             )
 
     def _log_delay_end(self, now_s: float) -> None:
-        """Log how a delay that was logged has ended; the lock is held."""
+        """Log the end of a delay that was logged; called with the lock."""
         since_s, self._delayed_since_s = self._delayed_since_s, None
         if since_s is not None:
             logger.warning(
@@ -428,7 +431,7 @@ class ProducerDelivery:
         self._timed_out = 0
 
     def _leave_silent(self, now_s: float) -> None:
-        """Send batches elsewhere whose broker has not answered for long; the lock is held."""
+        """Send batches to others if their broker has been silent for long; called with the lock."""
         if not self._brokers.is_cluster:
             return
         for sender in list(self._senders.values()):
@@ -442,7 +445,7 @@ class ProducerDelivery:
                 sender.reset()
 
     def _no_leader(self, partition: int) -> StrandlineError | None:
-        """Return the error of a partition of which brokers say that it has no leader."""
+        """Return the error of a partition that has no leader according to the brokers."""
         if self._leaders[partition]:
             return None
         return NotLeaderError(
@@ -451,7 +454,7 @@ class ProducerDelivery:
         )
 
     def _timeout(self, expired: ExpiredBatch[AnyProducerBatch]) -> StrandlineError:
-        """Return the error of a batch past its deadline."""
+        """Return the error of a batch whose deadline has passed."""
         limit = f"{self._options.timeout_s:g} s"
         reason = (
             expired.error or self._no_leader(expired.batch.partition) or self._leaders.last_loss
@@ -508,25 +511,25 @@ class ProducerDelivery:
             return self._in_flight.writes(sender, entry)
 
     def in_flight(self, sender: BrokerSender) -> int:
-        """Return how many batches of a sender are not answered; see ``SenderCallbacks``."""
+        """Return how many of a sender's batches have no answer yet; see ``SenderCallbacks``."""
         with self._changed:
             return self._in_flight.in_flight(sender)
 
     def producer_id(self, sender: BrokerSender, producer: int) -> int:
-        """Return a producer id, requested once each; see ``SenderCallbacks``."""
+        """Return a producer id, and request each only once; see ``SenderCallbacks``."""
         with self._producer_lock:
             while len(self._producer_ids) <= producer:
-                sender.waits_since_s = None  # nothing is sent yet, so its broker is not silent
+                sender.waits_since_s = None  # nothing was sent yet, so the broker owes no ack
                 try:
                     [info] = self._brokers.ask(admin.NEW_PRODUCER, None)
-                except RequestTimeoutError as error:  # nothing was sent, so it is retried
+                except RequestTimeoutError as error:  # nothing was sent, so this is retried
                     raise UnavailableError(error.message) from error
                 self._producer_ids.append(info.producer_id)
                 sender.waits_since_s = time.monotonic()
             return self._producer_ids[producer]
 
     def lost(self, sender: BrokerSender, error: StrandlineError) -> None:
-        """Send the batches of a failed put again, or fail them all; see ``SenderCallbacks``."""
+        """Send the batches of a failed put again, or fail them; see ``SenderCallbacks``."""
         is_unknown = self._brokers.is_cluster and isinstance(error, UnknownStreamError)
         if sender.is_over:
             return
@@ -541,7 +544,7 @@ class ProducerDelivery:
             if isinstance(error, InvalidRequestError):
                 self._in_flight.refused(sender)
             batches = self._in_flight.drop(lambda p: self._leaders[p] == sender.address)
-            self._in_flight.lost(sender)  # of partitions that another broker leads by now
+            self._in_flight.lost(sender)  # also partitions that another broker leads by now
             sender.waits_since_s = None
             self._resolving.append(threading.get_ident())
         self._give_up(_outcomes(batches, error))
@@ -553,20 +556,20 @@ class ProducerDelivery:
             self._changed.notify_all()
 
     def failed(self) -> None:
-        """Fail everything after a bug, so that nobody waits; see ``SenderCallbacks``."""
+        """After a bug in a sender, fail all undelivered batches, so that no caller hangs."""
         self.give_all_up(StrandlineError(FAILED))
 
     def give_up(self, partitions: Collection[int], error: StrandlineError) -> None:
-        """Fail what is not delivered to partitions; see ``MetadataListener``."""
+        """Fail undelivered batches of some partitions; see ``MetadataListener``."""
         self._fail(lambda partition: partition in partitions, error)
 
     def give_all_up(self, error: StrandlineError) -> None:
-        """Fail everything that is not delivered; see ``MetadataListener``."""
+        """Fail all undelivered batches; see ``MetadataListener``."""
         self._closing.set()
         self._fail(lambda _: True, error)
 
     def _fail(self, matches: Callable[[int], bool], error: StrandlineError) -> None:
-        """Fail what is not delivered to the partitions that match."""
+        """Fail the undelivered batches of the partitions that match."""
         with self._changed:
             self._collect(time.monotonic(), everything=True)
             batches = self._in_flight.drop(matches)
@@ -574,7 +577,7 @@ class ProducerDelivery:
         self._give_up(_outcomes(batches, error))
 
     def send_to(self, addresses: Iterable[str]) -> None:
-        """Start a sender to each address that has none; the lock is held."""
+        """Start a sender for each address that has none; called with the lock."""
         for address in addresses:
             if address not in self._senders:
                 sender = BrokerSender(self._brokers.connection(address), self._request, self)
@@ -585,5 +588,5 @@ class ProducerDelivery:
 def _outcomes(
     dropped: Iterable[ExpiredBatch[AnyProducerBatch]], error: StrandlineError
 ) -> list[tuple[AnyProducerBatch, StrandlineError]]:
-    """Pair dropped batches with their error; that of a batch in doubt says so."""
+    """Pair dropped batches with an error; for a batch in doubt it says that it may be stored."""
     return [(each.batch, unknown_outcome(error) if each.in_doubt else error) for each in dropped]

@@ -1,12 +1,12 @@
-"""The state of each batch a producer has queued or in flight, and its producer sequence.
+"""The state of each batch that a producer has queued or in flight, and its producer sequence.
 
-Rules: pure data; ``in_flight_batches`` decides what happens to a batch.
+Rules: data only; ``in_flight_batches`` decides what happens to a batch.
 
 Invariants:
-- ``in_doubt`` is true of a batch that was written to a broker without an answer, until its outcome
+- ``in_doubt`` is true for a batch that was written to a broker and not answered, until its outcome
   is certain again;
-- ``is_void`` is true of a batch that cannot be stored under the sequence it was sent with: it is
-  never in doubt.
+- ``is_void`` is true for a batch that cannot be stored under the sequence it was sent with; such a
+  batch is never in doubt.
 """
 
 from collections import OrderedDict
@@ -16,7 +16,7 @@ from strandline.errors import StrandlineError
 
 
 class ProducerBatch(Protocol):
-    """Records that travel as one record batch to one partition."""
+    """Records that are sent as one record batch to one partition."""
 
     partition: int
     size: int
@@ -29,26 +29,26 @@ class ProducerBatch(Protocol):
 
     @property
     def has_ids(self) -> bool:
-        """Return whether its records have message ids, which deduplicate it without a sequence."""
+        """Return whether the records have message ids, which replace a sequence."""
         ...
 
 
 BatchT = TypeVar("BatchT", bound=ProducerBatch)
 SenderRef = object
-"""The sender of a batch, compared by identity only."""
+"""The sender of a batch; only compared by identity."""
 
 
 class ProducerSequence(NamedTuple):
-    """The epoch and sequence by which a broker deduplicates a batch."""
+    """The epoch and sequence by which brokers deduplicate a batch."""
 
     epoch: int
     sequence: int
     producer: int = 0
-    """Number of producer ids that were used up before this one."""
+    """The number of producer ids that were used up before this one."""
 
 
 class InFlightBatch(Generic[BatchT]):
-    """A producer batch and its progress."""
+    """A producer's batch, and the state of its delivery."""
 
     __slots__ = (
         "after",
@@ -67,33 +67,33 @@ class InFlightBatch(Generic[BatchT]):
         self.number = number
         self.numbers: ProducerSequence | None = None
         self.after: int | None = None
-        """The batch in flight before it in its partition, where no sequence gives the order."""
+        """The number of the batch in flight before it, if no sequence orders the partition."""
         self.sender: SenderRef | None = None
         self.in_doubt = False
         self.is_written = False
-        """Whether any of it may have been sent to a broker under this sequence."""
+        """Whether any part of it may have been sent to a broker under this sequence."""
         self.is_void = False
         """Whether it cannot be stored under the sequence it was sent with."""
         self.error: StrandlineError | None = None
-        """The last rejection."""
+        """The error of the last rejection."""
 
     def unanswered(self) -> None:
-        """Note that the batch left flight without an answer."""
+        """Note that the batch is no longer in flight, and got no answer."""
         if self.is_written:
             self.in_doubt = not self.is_void
 
     def void(self) -> None:
-        """Note that the batch was not and will not be stored under its sequence."""
+        """Note that the batch was not stored under its sequence, and will not be."""
         self.in_doubt, self.is_void = False, True
 
 
 class ExpiredBatch(NamedTuple, Generic[BatchT]):
-    """A batch past its deadline."""
+    """A batch whose deadline has passed."""
 
     batch: BatchT
     is_in_flight: bool
     in_doubt: bool
-    """Whether it was written to a broker and may be stored."""
+    """Whether the batch was written to a broker and may be stored."""
     error: StrandlineError | None
 
 
@@ -122,14 +122,14 @@ class PartitionQueue(Generic[BatchT]):
         self.epoch = epoch
         self.sequence = 0
         self.has_gap = False
-        """Whether new sequences of this epoch come after a gap."""
+        """Whether the next sequences of this epoch come after a gap."""
         self.has_unnumbered = False
-        """Whether any batch was sent without a sequence, so sequences do not give the order."""
+        """Whether a batch was sent without a sequence, so that sequences do not show the order."""
         self.waits = False
-        """Whether a new epoch must begin."""
+        """Whether new batches wait for the start of another epoch."""
 
     def begin_epoch(self, epoch_max: int) -> None:
-        """Restart the sequence in the next epoch, or under a new producer id after the last."""
+        """Restart the sequence in the next epoch; after the last epoch, with a new producer id."""
         if self.epoch == epoch_max:
             self.producer, self.epoch = self.producer + 1, 0
         else:
@@ -140,7 +140,7 @@ class PartitionQueue(Generic[BatchT]):
 
 
 class InFlightWindow:
-    """The batches a sender has in flight, and their size in bytes."""
+    """The numbers of the batches that a sender has in flight, and their bytes."""
 
     __slots__ = ("numbers", "size")
 

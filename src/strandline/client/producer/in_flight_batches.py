@@ -1,23 +1,24 @@
-"""The batches of a producer: queued, in flight to their partition's leader, acknowledged or failed.
+"""The batches of a producer, from the queue to their ack or failure.
 
-Also assigns the producer sequence by which brokers store each batch once, however often it is sent:
-an epoch per partition, and within it a sequence that counts records.
+Also assigns the producer sequence, by which brokers store each batch once, however often it is
+sent: an epoch per partition, and within it a sequence that counts records.
 
 Rules: pure; the caller passes the time, holds the lock, and does the I/O.
-- Batches of one partition are sent in the order in which they were put, by one sender at a time;
-  the batches of a lost sender are queued again in that order.
-- A batch without a sequence, and one behind it, names the batch in flight before it: a broker that
+- The batches of one partition are sent in the order in which they were put, by one sender at a
+  time.
+  The batches of a lost sender are queued again in that order.
+- A batch without a sequence, and one after it, names the batch in flight before it: a broker that
   rejects that one temporarily rejects both.
-- A batch keeps its sequence while it may be stored under it. It gets a new one, in the next epoch,
-  only when it is known not to be: a broker that rejects a sequence lacks what went before.
-- A numbered batch that is given up and never stored leaves a gap, and later sequences are void.
-  Batches keep them until a broker rejects the sequence: one epoch per rejection would soon use them
-  up.
+- A batch keeps its sequence while it may be stored under it. It gets a new sequence, in the next
+  epoch, only when it is known not to be stored: a broker that rejects a sequence lacks one before.
+- A numbered batch that is given up and never stored leaves a gap, which makes later sequences void.
+  Batches keep void sequences until a broker rejects them: an epoch per gap would use epochs up.
 - A batch with a final rejection is never stored, unless it is in doubt: then an earlier attempt may
-  be stored, or still arrive. Invalid records were invalid then, too, but a full disk may be new.
+  be stored, or still arrive. Invalid records were invalid in that attempt, too, but a disk that is
+  full now may not have been full then.
 - The first batch of an epoch waits until nothing of its partition is in flight.
-- After the last epoch another producer id begins. Brokers do not fence the one before: a batch
-  given up in doubt may still be stored, once, behind later batches.
+- After the last epoch another producer id is used. Brokers do not fence the id before it: a batch
+  that was given up in doubt may still be stored, once, after later batches.
 
 Invariants: those of ``in_flight_batch``.
 """
@@ -53,10 +54,10 @@ class InFlightBatches(Generic[BatchT]):
     """The batches of a producer that are not yet acknowledged.
 
     Args:
-        window_bytes: approximate limit of bytes in flight per sender.
-        window_batches: limit of batches in flight per sender.
+        window_bytes: the approximate limit of bytes in flight per sender.
+        window_batches: the limit of batches in flight per sender.
         is_numbered: whether batches get a producer sequence.
-        only_epoch: the only epoch to use, as in a transaction; None: any.
+        only_epoch: the only epoch to use, as in a transaction; None: any epoch.
         epoch_max: the last epoch of a producer id.
     """
 
@@ -74,7 +75,7 @@ class InFlightBatches(Generic[BatchT]):
         self._is_numbered = is_numbered
         self._only_epoch = only_epoch
         self._epoch_max = epoch_max
-        # OrderedDict: a plain dict finds its first key slowly after many deletions.
+        # An OrderedDict finds its first key quickly even after many deletions; a dict does not.
         self._held: OrderedDict[int, InFlightBatch[BatchT]] = OrderedDict()
         self._ready_partitions: OrderedDict[int, None] = OrderedDict()
         """Partitions with queued batches, in round-robin order."""
@@ -83,33 +84,33 @@ class InFlightBatches(Generic[BatchT]):
         self.next_number = 0
         """The number of the next batch put; numbers ascend."""
         self.size = 0
-        """Bytes held, queued or in flight."""
+        """The bytes of all batches, queued or in flight."""
 
     def __bool__(self) -> bool:
-        """Return whether any batch is held."""
+        """Return whether there are any batches."""
         return bool(self._held)
 
     def holds_below(self, number: int) -> bool:
-        """Return whether any batch with a smaller number is held."""
+        """Return whether there is a batch with a smaller number."""
         return next(iter(self._held), number) < number
 
     @property
     def oldest(self) -> BatchT | None:
-        """Return the batch that has been held longest."""
+        """Return the oldest batch, or None."""
         return next((entry.batch for entry in self._held.values()), None)
 
     def in_flight(self, sender: SenderRef) -> int:
-        """Return the number of batches a sender has in flight."""
+        """Return the number of batches that a sender has in flight."""
         window = self._windows.get(sender)
         return len(window.numbers) if window is not None else 0
 
     def partition_of(self, number: int) -> int | None:
-        """Return a batch's partition; None if it is not held."""
+        """Return a batch's partition; None if the batch is done."""
         entry = self._held.get(number)
         return None if entry is None else entry.batch.partition
 
     def put(self, batch: BatchT) -> None:
-        """Queue a batch behind those of its partition."""
+        """Queue a batch after the others of its partition."""
         entry = InFlightBatch(batch, self.next_number)
         self.next_number += 1
         partition = self._partitions.get(batch.partition)
@@ -123,7 +124,7 @@ class InFlightBatches(Generic[BatchT]):
     def next_batch(
         self, sender: SenderRef, may_send: Callable[[int], bool]
     ) -> InFlightBatch[BatchT] | None:
-        """Put the next batch in flight and return it; None if the window is full or none is ready.
+        """Move the next batch to the window and return it; None if there is no room or no batch.
 
         Args:
             sender: the sender that asks.
@@ -145,8 +146,8 @@ class InFlightBatches(Generic[BatchT]):
     def writes(self, sender: SenderRef, entry: InFlightBatch[BatchT]) -> bool:
         """Note that a sender is about to write a batch; return False if it was given up meanwhile.
 
-        A batch given up as not stored must not be written. One that may be stored is written, since
-        batches numbered after it depend on it.
+        A batch given up as not stored must not be written. A batch given up in doubt is still
+        written, because the batches numbered after it depend on it.
         """
         if entry.sender is sender:
             entry.is_written = True
@@ -159,7 +160,7 @@ class InFlightBatches(Generic[BatchT]):
         return not window.numbers or not is_full
 
     def _numbered(self, partition: PartitionQueue[BatchT], entry: InFlightBatch[BatchT]) -> bool:
-        """Assign a sequence unless the batch has one; return False if it must wait for one."""
+        """Assign a sequence unless the batch has one; return False if it has to wait for one."""
         batch = entry.batch
         if entry.numbers is not None or batch.has_ids:
             return True
@@ -191,7 +192,7 @@ class InFlightBatches(Generic[BatchT]):
         partition: PartitionQueue[BatchT],
         window: InFlightWindow,
     ) -> int | None:
-        """Return the batch in flight before this one; None if sequences order the partition."""
+        """Return the number of the batch in flight before this one, or None if not needed."""
         partition.has_unnumbered = partition.has_unnumbered or entry.numbers is None
         if not (partition.has_unnumbered and partition.in_flight):
             return None
@@ -217,7 +218,7 @@ class InFlightBatches(Generic[BatchT]):
         entry.sender = None
 
     def _release(self, entry: InFlightBatch[BatchT]) -> None:
-        """Stop holding a batch."""
+        """Remove a batch that is done."""
         partition = self._partitions[entry.batch.partition]
         del self._held[entry.number], partition.entries[entry.number]
         if entry.number in partition.queued:
@@ -225,7 +226,7 @@ class InFlightBatches(Generic[BatchT]):
         self.size -= entry.batch.size
 
     def _requeue(self, entries: list[InFlightBatch[BatchT]]) -> None:
-        """Queue batches again at their original places."""
+        """Queue batches again, at their original positions."""
         for entry in sorted(entries, key=_number, reverse=True):
             queued = self._partitions[entry.batch.partition].queued
             is_first = next(iter(queued), entry.number) >= entry.number
@@ -242,8 +243,8 @@ class InFlightBatches(Generic[BatchT]):
     ) -> tuple[BatchT, StrandlineError | None] | None:
         """Handle an ack; return the batch and its outcome.
 
-        None if the batch was given up or is sent again. A rejection is the outcome of a batch in
-        doubt only if the batch cannot have been stored.
+        Returns None if the batch was given up or is sent again. A rejection is the outcome of a
+        batch in doubt only if the batch cannot have been stored.
         """
         entry = self._held.get(number)
         if entry is None or entry.sender is not sender:
@@ -272,7 +273,7 @@ class InFlightBatches(Generic[BatchT]):
         if not isinstance(error, OutOfOrderSequenceError):
             return False
         if entry.numbers is None or next(iter(partition.entries)) != entry.number:
-            return True  # it was renumbered, or one before it is still to be stored
+            return True  # it has a new sequence, or a batch before it is not stored yet
         if entry.in_doubt or self._only_epoch is not None:
             return False
         partition.begin_epoch(self._epoch_max)
@@ -283,7 +284,7 @@ class InFlightBatches(Generic[BatchT]):
         return True
 
     def _leave_gap(self, entry: InFlightBatch[BatchT]) -> None:
-        """Void the sequences after a batch that is given up and never stored."""
+        """Make void the sequences after a batch that is given up and never stored."""
         if entry.numbers is None:
             return
         partition = self._partitions[entry.batch.partition]
@@ -294,7 +295,7 @@ class InFlightBatches(Generic[BatchT]):
                 each.void()
 
     def lost(self, sender: SenderRef) -> None:
-        """Queue the batches of a lost sender again, first and in order."""
+        """Queue the batches of a lost sender again, before others and in order."""
         window = self._windows.get(sender)
         if window is None:
             return
@@ -305,7 +306,7 @@ class InFlightBatches(Generic[BatchT]):
         self._requeue(entries)
 
     def expire(self, now_s: float) -> list[ExpiredBatch[BatchT]]:
-        """Remove and return the batches past their deadline."""
+        """Remove and return the batches whose deadline has passed."""
         in_flight = (self._held[n] for window in self._windows.values() for n in window.numbers)
         found = [entry for entry in in_flight if entry.batch.deadline_s <= now_s]
         for number in self._ready_partitions:
@@ -325,7 +326,7 @@ class InFlightBatches(Generic[BatchT]):
         return ExpiredBatch(entry.batch, is_sent, entry.in_doubt, entry.error)
 
     def refused(self, sender: SenderRef) -> None:
-        """Note that the broker rejected the whole call: its unanswered batches were not stored."""
+        """Note that the broker rejected the whole put: its unanswered batches were not stored."""
         window = self._windows.get(sender)
         for number in window.numbers if window is not None else ():
             self._held[number].is_written = False
@@ -341,7 +342,7 @@ def _number(entry: InFlightBatch[BatchT]) -> int:
 
 
 def _is_never_stored(entry: InFlightBatch[BatchT], error: StrandlineError) -> bool:
-    """Return whether a batch with a final rejection is not stored and never will be."""
+    """Return whether a batch with a final rejection is not stored, and never will be."""
     if isinstance(error, InvalidRecordError | RecordTooLargeError):
         return True
     is_certain = isinstance(error, InvalidRequestError | DiskFullError)

@@ -1,8 +1,8 @@
 """A producer: batches records, pipelines the batches, and returns a future for each record.
 
-Each record is stored once and, per partition, in the order of the calls: an unacknowledged batch is
-sent again, to the current leader, until ``delivery_timeout_s``, and brokers deduplicate it by its
-sequence. A restarted producer begins a new sequence; use message ids to deduplicate across
+Each record is stored once and, within a partition, in the order of the calls. An unacknowledged
+batch is sent again, to the current leader, until ``delivery_timeout_s``; brokers deduplicate it by
+its sequence. A restarted producer begins a new sequence; use message ids to deduplicate across
 restarts.
 
 This module checks and routes records; ``delivery`` sends them.
@@ -44,7 +44,7 @@ from strandline.record.subjects import validate_subject
 Headers = Mapping[str, bytes | str] | Sequence[tuple[str, bytes | str]]
 
 RECORD_OVERHEAD_BYTES = 64
-"""Buffer space counted for a record's Python objects."""
+"""The buffer space counted for a record's Python objects."""
 KNOWN_SUBJECTS_MAX = 10_000
 IDEMPOTENT_TIMEOUT_S_MAX = PRODUCER_MEMORY_S // 2
 
@@ -59,7 +59,7 @@ class RecordOptions(TypedDict, total=False):
 
 
 class AppendOptions(RecordOptions, total=False):
-    """``RecordOptions`` of an append outside of transactions."""
+    """The options of an append outside of transactions: ``RecordOptions`` and a message id."""
 
     message_id: str | None
 
@@ -70,18 +70,18 @@ class Producer(ClosesOnExit):
     Args:
         brokers: the brokers of the cluster.
         stream: the stream to append to.
-        server: the broker whose limits apply.
-        acks: ack level; None: the stream's own, which is the highest allowed.
+        server: the version and limits of the broker.
+        acks: the level of acks; None: the stream's own, which is also the highest allowed.
         linger_ms: how long a record may wait for others to share its batch.
-        batch_bytes: size at which a batch is sent at once.
-        buffer_bytes: limit of unacknowledged bytes; beyond it ``append`` blocks.
-        delivery_timeout_s: how long to try, and to wait for an ack.
-        idempotent: number the records, so that one sent twice is stored once.
+        batch_bytes: a batch of this size is sent at once.
+        buffer_bytes: the limit of unacknowledged bytes; beyond it ``append`` blocks.
+        delivery_timeout_s: how long to try to deliver a record, including the wait for its ack.
+        idempotent: number the records, so that a record sent twice is stored once.
         transaction: the transaction of the records; see ``Client.transaction``.
 
     Raises:
-        InvalidRequestError: a size or time is not positive, or the timeout too long to be
-            idempotent.
+        InvalidRequestError: a size or time is not positive, or the timeout is too long for an
+            idempotent producer.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Producer(ClosesOnExit):
             routes={each.partition: each for each in stream.partitions},
             options=options,
         )
-        # The threads of a garbage-collected producer end once they are done.
+        # The threads of a garbage-collected producer end when they have delivered its records.
         weakref.finalize(self, self._delivery.end_when_empty).atexit = False
 
     def append(
@@ -151,15 +151,16 @@ class Producer(ClosesOnExit):
         """Append a record; the future returns its offset once it is acknowledged.
 
         Args:
-            value: the payload; None deletes its key when the stream is compacted. Text is UTF-8.
-            key: for compaction and partitioning.
+            value: the payload; None deletes the key's records when the stream is compacted. Text is
+                encoded as UTF-8.
+            key: the key for compaction and partitioning.
             subject: a plain NATS subject; by default the stream's.
             headers: a mapping, or (name, value) pairs to keep order and repeats.
-            partition: where to append; by default as ``protocol.routing`` says.
+            partition: the partition to append to; by default as in ``api.routing``.
             message_id: deduplicates a repeat in the same partition within the stream's window.
 
         Raises:
-            RecordTooLargeError: larger than the broker's limit.
+            RecordTooLargeError: the record is larger than the broker's limit.
             InvalidRecordError, InvalidSubjectError, UnknownPartitionError: an argument is invalid.
             InvalidRequestError: the partition is not a number.
             RequestTimeoutError: the buffer stayed full for ``delivery_timeout_s``.
@@ -185,7 +186,7 @@ class Producer(ClosesOnExit):
         else:
             number = router.of_record(record.key, subject, message_id)
         if self._transaction is not None:
-            # The partition must be added first; a transaction uses one for keyless records.
+            # A transaction must add a partition before using it, so keyless records use only one.
             number = self._transaction.producer_id % router.partitions if number is None else number
             self._transaction.add_partitions((number,))
         return self._delivery.add_record(
@@ -196,15 +197,17 @@ class Producer(ClosesOnExit):
         """Append the rows of a table; the future returns their offsets once all are acknowledged.
 
         Args:
-            data: column ``value``, optionally ``key``, ``subject``, ``headers``, ``message_id``; a
-                pyarrow table, batch or reader, or an object with ``__arrow_c_stream__``. Headers
-                are a map, a list of structs, or, in pandas, lists of pairs.
-            partition: where to append; by default each row goes as ``protocol.routing`` says.
+            data: a pyarrow table, batch or reader, or an object with ``__arrow_c_stream__``. Its
+                columns
+                are ``value`` and, optionally, ``key``, ``subject``, ``headers`` and ``message_id``.
+                Headers are a map, a list of structs, or, in pandas, lists of pairs.
+            partition: the partition to append to; by default each row is routed as in
+                ``api.routing``.
 
         Raises:
-            InvalidRecordError: columns that cannot be appended.
+            InvalidRecordError: a column cannot be appended.
             UnknownPartitionError: the stream has no such partition.
-            RequestTimeoutError, DisconnectedError: as ``append``.
+            RequestTimeoutError, DisconnectedError: as for ``append``.
         """
         if partition is not None:
             partition = self._checked(partition)
@@ -228,7 +231,7 @@ class Producer(ClosesOnExit):
 
     @property
     def is_usable(self) -> bool:
-        """Return whether it accepts records and the stream exists, as far as known."""
+        """Return whether records are accepted, and the stream exists as far as known."""
         return self._delivery.is_usable
 
     @property
@@ -240,27 +243,27 @@ class Producer(ClosesOnExit):
         """Wait until ``append`` would not block.
 
         Raises:
-            RequestTimeoutError: not within ``delivery_timeout_s``.
+            RequestTimeoutError: it would still block after ``delivery_timeout_s``.
         """
         self._delivery.wait_for_room()
 
     def flush(self) -> None:
-        """Send what was appended so far and wait until all of it is acknowledged or failed.
+        """Send all records appended so far; wait until each is acknowledged or has failed.
 
         Raises:
-            StrandlineError: the first failure whose future nobody examined.
+            StrandlineError: the first failure whose future was not examined.
         """
         self._delivery.flush()
 
     def abandon(self) -> None:
-        """Accept no more records; those accepted are delivered or time out. Does not wait."""
+        """Accept no more records; deliver those accepted, without waiting for that."""
         self._delivery.end_when_empty()
 
     def close(self) -> None:
-        """Flush and close; has no effect when repeated.
+        """Flush, then close; has no effect when repeated.
 
         Raises:
-            StrandlineError: the first failure whose future nobody examined.
+            StrandlineError: the first failure whose future was not examined.
         """
         self._delivery.close()
 
@@ -268,14 +271,14 @@ class Producer(ClosesOnExit):
         self.close()
 
     def _learn(self, subject: str) -> None:
-        """Check a subject seen for the first time."""
+        """Check a subject that was not used before."""
         validate_subject(subject)
         if len(self._subjects) >= KNOWN_SUBJECTS_MAX:
             self._subjects.clear()
         self._subjects.add(subject)
 
     def _checked(self, number: int) -> int:
-        """Return a partition number after checking that the partition exists."""
+        """Check that a partition exists; return its number."""
         number = whole_number(number, "partition")
         if number >= self._router.partitions:
             self._look_for_more()
@@ -288,7 +291,7 @@ class Producer(ClosesOnExit):
 
     @property
     def _router(self) -> Router:
-        """Return the router for the number of partitions known by now."""
+        """Return the router for the number of partitions known now."""
         router, known = self._last_router, self._delivery.partitions
         if known > router.partitions:
             config = msgspec.structs.replace(self._config, partitions=known)
@@ -313,7 +316,7 @@ class Producer(ClosesOnExit):
 
 
 def _bytes(data: bytes | str | None, what: str) -> bytes | None:
-    """Return bytes as they are, text as UTF-8."""
+    """Return bytes unchanged, and text encoded as UTF-8."""
     if data is None or isinstance(data, bytes):
         return data
     if isinstance(data, str):
@@ -356,7 +359,7 @@ def _name(name: Any) -> str:
 
 
 def _size_of(record: ProducerRecord) -> int:
-    """Return how many bytes value, key and headers have together."""
+    """Return the total bytes of value, key and headers."""
     size = len(record.value or b"") + len(record.key or b"")
     for name, value in record.headers or ():
         size += len(name.encode()) + len(value)

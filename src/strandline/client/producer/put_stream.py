@@ -1,7 +1,7 @@
 """One DoPut call of a producer: writes batches, and reads acks on a thread of its own.
 
-Rules: only the sender touches the writer, only the ack thread the reader; the end of the call,
-whatever its cause, is reported once through ``on_end``.
+Rules: only the sender uses the writer, and only the ack thread uses the reader. The end of the
+call, whatever its cause, is reported once through ``on_end``.
 """
 
 import logging
@@ -26,14 +26,14 @@ class PutStream:
     """A put in progress.
 
     Args:
-        connection: to the broker.
-        request: where to append.
+        connection: the connection to the broker.
+        request: the put's request.
         schema: the schema of the batches.
         on_ack: called with each ack, on the ack thread.
         on_end: called on the ack thread after the last ack.
 
     Raises:
-        StrandlineError: the call could not begin.
+        StrandlineError: the put could not begin.
     """
 
     def __init__(
@@ -57,11 +57,11 @@ class PutStream:
 
     @property
     def has_ended(self) -> bool:
-        """Return whether no more acks will come."""
+        """Return whether there will be no more acks."""
         return self._ended.is_set()
 
     def write(self, batch: pa.RecordBatch, tag: BatchTag) -> bool:
-        """Send a batch; blocks under flow control. Return False if the call has failed."""
+        """Send a batch; may block for flow control. Return False if the put has failed."""
         try:
             self._writer.write_with_metadata(batch, encode(tag))
         except (fl.FlightError, pa.ArrowException, OSError) as error:
@@ -70,7 +70,7 @@ class PutStream:
         return True
 
     def finish(self) -> StrandlineError | None:
-        """End the call and wait for the last acks; return its error, if it failed."""
+        """End the put and wait for the last acks; return its error, or None."""
         try:
             if not self.has_ended:
                 self._writer.done_writing()
@@ -87,12 +87,12 @@ class PutStream:
         return None
 
     def _read_acks(self) -> None:
-        """Read acks until the call ends."""
+        """Read acks until the put ends."""
         try:
             while (data := self._reader.read()) is not None:
                 self._on_ack(decode(data.to_pybytes(), PutAck, what="ack"))
         except (fl.FlightError, pa.ArrowException, OSError) as error:
-            # Without details, ``close`` raises the broker's error.
+            # An error without details is left to ``close``, which raises the broker's own error.
             if getattr(error, "extra_info", b""):
                 self._error = from_flight(error, address=self._connection.address)
         except InvalidRequestError as error:

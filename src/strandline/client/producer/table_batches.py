@@ -1,4 +1,4 @@
-"""Conversion of producer batches to Arrow, and of acks to the futures behind them."""
+"""Conversion of producer batches to Arrow, and of acks to the results of futures."""
 
 import concurrent.futures.thread  # noqa: F401 - pyarrow would import it too late, at exit
 import sys
@@ -30,7 +30,7 @@ Failed = Callable[[AckFuture[Any], StrandlineError], None]
 
 
 def batch_of_records(batch: RecordProducerBatch[AckFuture[Ack]]) -> pa.RecordBatch:
-    """Convert a batch's records to Arrow, with the columns that any of them has.
+    """Convert records to a record batch, with all columns that any of the records has.
 
     Raises:
         InvalidRecordError: a value is not bytes, or a header is not a (text, bytes) pair.
@@ -58,7 +58,7 @@ def resolve_records(
     *,
     error: StrandlineError | None,
 ) -> None:
-    """Resolve the future of each record; ``error`` is that of records not stored."""
+    """Resolve the future of each record; ``error`` is for the records that were not stored."""
     if ack.offsets:
         duplicates = set(ack.duplicates)
         for place, future in enumerate(batch.futures):
@@ -78,12 +78,12 @@ def resolve_records(
 
 
 class TableAck:
-    """The future of a table that is sent as several batches.
+    """The future of a table that is sent in several batches.
 
     Args:
         future: the future to resolve.
-        batches: number of batches.
-        rows: number of rows in all.
+        batches: the number of batches.
+        rows: the number of rows in the whole table.
     """
 
     def __init__(self, future: AckFuture[BatchAck], *, batches: int, rows: int) -> None:
@@ -109,7 +109,7 @@ class TableAck:
         self._error = self._error or error
 
     def settle(self, failed: Failed) -> None:
-        """Count one batch; after the last one, resolve the future."""
+        """Count one batch as done; after the last one, resolve the future."""
         self._left -= 1
         if self._left:
             return
@@ -123,7 +123,7 @@ class TableAck:
 
 
 class TableProducerBatch:
-    """Rows of a table that go to one partition."""
+    """The rows of a table that go to one partition."""
 
     __slots__ = ("data", "deadline_s", "partition", "size", "table_ack")
 
@@ -141,7 +141,7 @@ class TableProducerBatch:
 
     @property
     def has_ids(self) -> bool:
-        """Return whether all records have a message id, or none has."""
+        """Return whether all records have a message id; otherwise none has."""
         at = self.data.schema.get_field_index("message_id")
         return at >= 0 and bool(self.data.column(at).null_count < self.rows)
 
@@ -161,13 +161,13 @@ def batch_of(batch: AnyProducerBatch) -> pa.RecordBatch:
 def resolve(
     batch: AnyProducerBatch, ack: PutAck, failed: Failed, *, error: StrandlineError | None = None
 ) -> None:
-    """Resolve the futures of a batch by an ack.
+    """Resolve the futures of a batch, because of its ack.
 
     Args:
         batch: the batch.
-        ack: the offsets of its records.
-        failed: called with futures that fail.
-        error: the error of records not stored or in doubt; None: all are stored.
+        ack: the offsets of the records.
+        failed: called to fail a future.
+        error: the error of records that are not stored, or may not be; None: all are stored.
     """
     if not isinstance(batch, TableProducerBatch):
         resolve_records(batch, ack, failed, error=error)
@@ -191,21 +191,21 @@ def fail(batch: AnyProducerBatch, error: StrandlineError, failed: Failed) -> Non
 def _fail_records(
     batch: RecordProducerBatch[AckFuture[Ack]], error: StrandlineError, failed: Failed
 ) -> None:
-    """Fail the futures of a batch that was refused as a whole."""
+    """Fail the futures of a batch that was rejected as a whole."""
     for row, future in enumerate(batch.futures):
         failed(future, error.for_record(row) if isinstance(error, SchemaMismatchError) else error)
 
 
 def batches_from(data: Any, *, batch_bytes: int) -> list[pa.RecordBatch]:
-    """Convert Arrow-like data to normalised batches of about ``batch_bytes`` at most.
+    """Convert Arrow-like data to batches in the put's form, of about ``batch_bytes`` at most.
 
     Args:
-        data: a pyarrow batch, table or reader, or an object with ``__arrow_c_stream__`` (Polars,
-            DuckDB, pandas 2.2+).
+        data: a pyarrow batch, table or reader, or an object with ``__arrow_c_stream__`` (of Polars,
+            DuckDB, or pandas from 2.2 on).
         batch_bytes: the target size.
 
     Raises:
-        InvalidRecordError: not Arrow-like, or columns that cannot be appended.
+        InvalidRecordError: the data is not Arrow-like, or a column cannot be appended.
     """
     batches: list[pa.RecordBatch] = []
     for batch in map(normalise, arrow_batches(data)):
@@ -217,7 +217,7 @@ def batches_from(data: Any, *, batch_bytes: int) -> list[pa.RecordBatch]:
 
 
 def arrow_batches(data: Any) -> list[pa.RecordBatch]:
-    """Convert Arrow-like data to its own batches; as ``batches_from``."""
+    """Convert Arrow-like data to batches as they are; raises as ``batches_from`` does."""
     if isinstance(data, pa.RecordBatch):
         return [data]
     if isinstance(data, pa.Table | pa.RecordBatchReader):
@@ -238,7 +238,7 @@ def arrow_batches(data: Any) -> list[pa.RecordBatch]:
 
 
 def _table_of_pandas(frame: Any) -> pa.Table:
-    """Convert a pandas data frame; Arrow would take header pairs for lists of text."""
+    """Convert a pandas data frame; Arrow would read pairs of a header as lists of text."""
     if "headers" not in frame.columns or frame["headers"].dtype != object:
         return pa.Table.from_pandas(frame)
     headers = pa.array(frame["headers"], HEADERS_TYPE, from_pandas=True)
@@ -246,7 +246,7 @@ def _table_of_pandas(frame: Any) -> pa.Table:
 
 
 def _halved(batch: pa.RecordBatch, *, bytes_max: int) -> Iterator[pa.RecordBatch]:
-    """Split a batch with unusually large rows."""
+    """Split a batch with very large rows until each part is small enough."""
     if batch.nbytes <= bytes_max or batch.num_rows == 1:
         yield batch
         return
@@ -256,9 +256,9 @@ def _halved(batch: pa.RecordBatch, *, bytes_max: int) -> Iterator[pa.RecordBatch
 
 
 def runs_of_ids(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-    """Split a batch into runs of rows with message ids and runs without, in order.
+    """Split a batch into runs of rows with message ids, and runs without, in order.
 
-    Brokers deduplicate a batch either by its sequence or by message ids of all its rows.
+    Brokers deduplicate a batch either by its sequence or by the message ids of all its rows.
     """
     at = batch.schema.get_field_index("message_id")
     if at < 0 or batch.column(at).null_count in (0, batch.num_rows):
@@ -268,7 +268,7 @@ def runs_of_ids(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
 
 
 def pad(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Add null columns for those that only ``schema`` has."""
+    """Add null columns where only ``schema`` has the column."""
     if batch.schema.equals(schema):
         return batch
     have = set(batch.schema.names)

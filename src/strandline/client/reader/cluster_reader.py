@@ -1,12 +1,12 @@
-"""A read in a cluster: reads each partition at its leader or a replica, and resumes elsewhere.
+"""A read in a cluster: reads each partition at a replica, and resumes at another one.
 
 Rules:
-- a partition is read at its leader, even when the previous leader just stops answering;
+- by default a partition is read at its leader, even if the previous leader just stopped answering;
 - no record is repeated or skipped, and no partition goes backwards;
-- partitions with an end are read one after another; followed ones together, with one thread per
-  broker whatever the number of partitions;
-- a read that follows all partitions includes those added later, from their beginning, unless the
-  stream had one partition and the columns read would not distinguish them.
+- partitions with an end are read one after another. Followed partitions are read together, with one
+  thread per broker for any number of partitions;
+- a read that follows all partitions includes those added later, from their start, unless the stream
+  had one partition and the columns of the read would not distinguish them.
 """
 
 import queue
@@ -36,14 +36,14 @@ from strandline.client.retry_policy import RetryDeadline
 from strandline.errors import DisconnectedError, StrandlineError
 
 METADATA_REFRESH_S = 10.0
-"""How often a read checks the leaders of its partitions and, if it follows, for new partitions."""
+"""How often a read checks its partitions' leaders and, if it follows, for new partitions."""
 CANCEL_POLL_S = 0.5
 """How often blocked threads check whether the read was cancelled."""
 Batches = Generator[pa.RecordBatch, None, None]
 
 
 class _PumpedBatch(NamedTuple):
-    """A message from a thread of a followed read."""
+    """A message from one of the threads of a followed read."""
 
     partitions: tuple[int, ...]
     batch: pa.RecordBatch | None
@@ -52,14 +52,14 @@ class _PumpedBatch(NamedTuple):
 
 
 class ClusterReader(ReplicaSelector):
-    """A read in progress.
+    """A read in progress in a cluster.
 
     Args:
         brokers: the brokers of the cluster.
         request: what to read.
         replica: which replicas to read.
         timeout_s: how long a partition may be unreachable.
-        is_of_all: whether it covers all partitions although its ``starts`` names them.
+        is_of_all: whether the read is of all partitions, although its ``starts`` names them.
 
     Raises:
         StrandlineError: the request is invalid, or a partition cannot be reached.
@@ -82,17 +82,17 @@ class ClusterReader(ReplicaSelector):
         is_distinguishable = len(self._positions) > 1 or "partition" in self.schema.names
         self._grows = is_of_all and is_distinguishable and not self._only and request.stop is None
         self.added: dict[int, int] = {}
-        """Partitions added since the read began, with the offset at which each was begun."""
+        """The partitions added since the read began, with the first offset read of each."""
         self._first: tuple[int, BatchStream] | None = None
         if self._positions and not request.follow:
-            # Raises at the call if the request is wrong.
+            # Opens the first read now, so that a wrong request raises in this call.
             first = min(self._positions)
             self._first = first, self._open_one(first, RetryDeadline(timeout_s))
 
     # Records
 
     def cancel(self) -> None:
-        """End the read, from any thread; a waiting reader gets a DisconnectedError."""
+        """End the read; any thread may call this; a waiting reader gets a DisconnectedError."""
         self._is_cancelled.set()
         for stream in tuple(self._streams):
             stream.cancel()
@@ -119,7 +119,7 @@ class ClusterReader(ReplicaSelector):
             self.cancel()
 
     def _note(self, batch: pa.RecordBatch) -> None:
-        """Advance the positions past a batch."""
+        """Advance the positions past a batch that was read."""
         offsets, numbers = batch.column("offset"), batch.column("partition")
         runs = pc.run_end_encode(numbers)
         for end, number in zip(runs.run_ends.to_pylist(), runs.values.to_pylist(), strict=True):
@@ -161,7 +161,7 @@ class ClusterReader(ReplicaSelector):
         return is_there or self._left == 0
 
     def _watch_leaders(self) -> None:
-        """Check the leaders on a thread of its own, since the reading thread blocks in a call."""
+        """Check the leaders on a thread of its own, since the reading thread blocks in calls."""
         while not self._is_cancelled.wait(METADATA_REFRESH_S):
             self._cancel_deposed()
 
@@ -173,10 +173,10 @@ class ClusterReader(ReplicaSelector):
         try:
             routes = self._brokers.routes(self._request.stream)
         except StrandlineError:
-            return {}  # the reads raise their own errors
+            return {}  # the reads raise errors of their own
         for stream, target in tuple(self._streams.items()):
             if any(n in routes and self._is_deposed(routes[n], target) for n in target.partitions):
-                stream.cancel()  # its reader sees an error behind the batches already received
+                stream.cancel()  # its reader gets an error after the batches already received
         return routes
 
     def _is_deposed(self, partition: PartitionInfo, target: ReadTarget) -> bool:
@@ -190,7 +190,7 @@ class ClusterReader(ReplicaSelector):
     # Following
 
     def _followed(self) -> Batches:
-        """Read all partitions together as records arrive."""
+        """Read all partitions together, as records arrive."""
         inbox: queue.Queue[_PumpedBatch] = queue.Queue(PUMPED_BATCHES)
         going = {number for number in self._positions if not self._is_done(number)}
         reopening = ReconnectSchedule(going, timeout_s=self._timeout_s)
@@ -225,24 +225,24 @@ class ClusterReader(ReplicaSelector):
                 inbox.get()
 
     def _refresh_metadata(self) -> set[int]:
-        """End reads at deposed leaders; return added partitions, if the read includes them."""
+        """End reads at former leaders; return the added partitions if the read includes them."""
         routes = self._cancel_deposed()
         return self._added(routes) if self._grows else set()
 
     def _added(self, routes: Routes) -> set[int]:
-        """Start partitions added since at their first record; return them."""
+        """Add the partitions that were added to the stream, from their start; return them."""
         found = {n: part for n, part in routes.items() if n not in self._positions}
         begins = {number: part.log_start_offset for number, part in found.items()}
-        self.added = {**self.added, **begins}  # replaced, not changed: another thread may read it
+        self.added = {**self.added, **begins}  # not changed in place: other threads may read it
         self._positions |= begins
         self._stops |= dict.fromkeys(found)
         return set(found)
 
     def _begin(self, reopening: ReconnectSchedule, inbox: "queue.Queue[_PumpedBatch]") -> None:
-        """Start to follow the partitions that are not being read, as far as reachable.
+        """Start to follow the partitions that are not being read, as far as they can be reached.
 
         Raises:
-            StrandlineError: one was unreachable for too long, or the error is permanent.
+            StrandlineError: a partition was unreachable for too long, or the error is permanent.
         """
         left_s = reopening.left_s(time.monotonic())
         with within(left_s):
@@ -256,7 +256,7 @@ class ClusterReader(ReplicaSelector):
     def _begin_each(
         self, reopening: ReconnectSchedule, inbox: "queue.Queue[_PumpedBatch]", *, attempt_s: float
     ) -> StrandlineError | None:
-        """Start to follow partitions at each of their brokers; return one broker's error."""
+        """Start to follow partitions at each of their brokers; return the error of one, or None."""
         failure: StrandlineError | None = None
         targets: dict[str, tuple[int, ...]] = {}
         try:
@@ -296,7 +296,7 @@ class ClusterReader(ReplicaSelector):
     def _pump(
         self, numbers: tuple[int, ...], stream: BatchStream, inbox: "queue.Queue[_PumpedBatch]"
     ) -> None:
-        """Forward what one broker sends to the inbox."""
+        """Forward the batches from one broker to the inbox."""
         error: StrandlineError | None = None
         try:
             for batch in stream.direct():

@@ -1,7 +1,7 @@
 """The newest record of each key of a stream, as a table.
 
 Rules: a key whose newest record has no value (a tombstone) is left out, and so are records without
-a key. Works on whole columns, without a Python object per record.
+a key. Works on whole columns, without a Python object for each record.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from strandline.client.client import Client
 
 FOLD_BYTES = 64 << 20
-"""Size of the records gathered before superseded ones are dropped."""
+"""The size of the records that are gathered before replaced ones are dropped."""
 _FOLD_RATIO = 3
-"""Gather this many times the kept size, since each fold reads all kept records again."""
+"""Gather so many times the kept size, since each merge reads all kept records again."""
 _PIECE_ROWS = 1 << 16
-"""Rows taken from a table at a time."""
+"""The rows that are taken from a table at a time."""
 
 
 def compacted_view(
@@ -28,13 +28,13 @@ def compacted_view(
     """Return the newest record of each key, ordered by partition and offset.
 
     Args:
-        client: a client of the broker.
-        stream: its name; a key must always be in the same partition, which producers ensure.
-        columns: as ``Client.read``; None: all.
-        **filters: as ``Client.read``.
+        client: a client of the broker or cluster.
+        stream: the stream's name; all records of a key must be in one partition, as producers do.
+        columns: as for ``Client.read``; None: all columns.
+        **filters: as for ``Client.read``.
 
     Raises:
-        StrandlineError: as ``Client.read``.
+        StrandlineError: as for ``Client.read``.
     """
     asked = None if columns is None else list(dict.fromkeys([*columns, "key", "value"]))
     found = []
@@ -52,9 +52,9 @@ def compact_batches(
     """Return the newest record of each key among ordered batches, including tombstones.
 
     Args:
-        batches: with a column ``key``.
+        batches: the batches, in order, with a column ``key``.
         schema: the schema of the batches.
-        fold_bytes: size of the records gathered before they are merged into the view.
+        fold_bytes: the size of the records that are gathered before they are merged.
     """
     kept = schema.empty_table()
     waiting: list[pa.RecordBatch] = []
@@ -72,7 +72,7 @@ def _newest(table: pa.Table) -> pa.Table:
     """Return the last row of each key."""
     table = _with(table, "key")
     rows = pa.table({"key": table.column("key"), "row": _numbers(table.num_rows)})
-    # Several threads would take three times the CPU, and hardly less time.
+    # On one thread: several would take three times the CPU, and hardly less time.
     found = rows.group_by("key", use_threads=False).aggregate([("row", "max")])
     if found.num_rows == table.num_rows:
         return table
@@ -81,7 +81,7 @@ def _newest(table: pa.Table) -> pa.Table:
 
 
 def _picked(table: pa.Table, rows: pa.Array) -> pa.Table:
-    """Take rows by ascending numbers; in pieces, because an array of bytes holds at most 2 GiB."""
+    """Take rows by ascending numbers, in pieces: an array of bytes holds at most 2 GiB."""
     pieces = [table.slice(0, 0)]
     for first in range(0, len(rows), _PIECE_ROWS):
         piece = rows.slice(first, _PIECE_ROWS)
@@ -91,7 +91,7 @@ def _picked(table: pa.Table, rows: pa.Array) -> pa.Table:
 
 
 def _with(table: pa.Table, name: str) -> pa.Table:
-    """Drop the rows whose column is null; the table itself, uncopied, if none is."""
+    """Drop the rows whose column is null; without any, return the table itself, uncopied."""
     column = table.column(name)
     return table.filter(pc.is_valid(column)) if column.null_count else table
 

@@ -1,9 +1,10 @@
 """The end of reads when the interpreter exits.
 
-A reader of ours is a Python iterator that Arrow's C++ code calls. When Python exits it ends each
-daemon thread where that asks for the interpreter, and within such a call this aborts the process
-("PyGILState_Release: thread state must be current"). Rules: at exit all reads are cancelled, and a
-thread within such a call never returns from it; exit waits until none is on its way.
+Arrow's C++ code calls a Python iterator for the batches of a read. When Python exits it ends each
+daemon thread at the moment when the thread asks for the interpreter. Within such a call this aborts
+the process ("PyGILState_Release: thread state must be current"). Rules: at exit all reads are
+cancelled, and a thread within such a call never returns from it; exit waits until no thread is
+about to enter one.
 """
 
 import atexit
@@ -16,19 +17,18 @@ from typing import Self
 import pyarrow as pa
 
 WAIT_S = 10.0
-"""How long exit waits for reads at most."""
+"""The longest wait of exit for reads."""
 QUIET_S = 0.1
-"""How long no thread may enter a read before exit goes on: Arrow's code is entered before ours, and
-on a busy machine a thread waits tens of milliseconds for a core.
-"""
+"""Exit goes on after no thread has entered a read for so long. A thread enters Arrow's code before
+this module, and on a busy machine it waits tens of milliseconds for a core in between."""
 
 
 class GuardedBatches:
     """The batches of a read, for Arrow's C++ code to iterate.
 
     Args:
-        batches: to iterate.
-        cancel: ends the read, from any thread.
+        batches: the batches to iterate.
+        cancel: ends the read; any thread may call it.
     """
 
     def __init__(self, batches: Iterator[pa.RecordBatch], cancel: Callable[[], None]) -> None:
@@ -48,18 +48,18 @@ class GuardedBatches:
 
 
 class _Calls:
-    """The reads there are, and the calls from Arrow's code that are running."""
+    """The reads in progress, and the calls from Arrow's code that are running."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._reads: weakref.WeakSet[GuardedBatches] = weakref.WeakSet()
         self._running: set[int] = set()
-        """The threads; a set, because its changes are atomic without a lock."""
+        """The threads within a call; a set, whose changes are atomic without a lock."""
         self._entered = 0
         self._is_exiting = False
 
     def begun(self, read: GuardedBatches) -> None:
-        """Note a read, to be cancelled at exit."""
+        """Register a read, to be cancelled at exit."""
         self._stay_if_exiting()
         with self._lock:
             self._reads.add(read)
@@ -71,12 +71,12 @@ class _Calls:
         self._stay_if_exiting()
 
     def leave(self) -> None:
-        """Note that this thread's call is over."""
+        """Note that this thread's call has ended."""
         self._stay_if_exiting()
         self._running.discard(threading.get_ident())
 
     def _stay_if_exiting(self) -> None:
-        """Never return, once the interpreter exits on the main thread."""
+        """If the interpreter exits on the main thread, never return."""
         if self._is_exiting and threading.current_thread() is not threading.main_thread():
             self._running.discard(threading.get_ident())
             threading.Event().wait()

@@ -1,10 +1,10 @@
 """Reads from the files of a broker on the same machine.
 
-If the broker's files are readable here and the server's packages are installed, most of a long read
-bypasses gRPC: see ``strandline.reading.local``. All other records, and those that cannot be read
-from files, come through the broker. The records are the same.
+If this process may read the broker's files and the server's packages are installed, most of a long
+read bypasses gRPC: see ``strandline.reading.local``. All other records, and those that cannot be
+read from files, come through the broker. The records are the same.
 
-Rule: callers notice only the speed; there is no setting.
+Rule: callers notice only the speed; there is no setting for this.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ from strandline.record.schema import project
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
 RECORDS_FEW = 4096
-"""A read of fewer records is not worth the extra call."""
+"""A read of fewer records is not worth the additional call."""
 
 
 def begin_read(
@@ -43,12 +43,12 @@ def begin_read(
     """Begin a read at one broker, from its files as far as possible.
 
     Args:
-        connection: to the broker.
+        connection: the connection to the broker.
         request: what to read.
-        is_small: whether the partitions are known to be small, so that files are not worth a call.
+        is_small: whether the partitions are known to be small, so that files do not pay.
 
     Raises:
-        StrandlineError: the broker rejects it, or cannot be reached.
+        StrandlineError: the broker rejects the read, or cannot be reached.
     """
     if is_small or not (_is_long(request) and _is_here(connection.address) and _can_decode()):
         return BatchStream(connection, request)
@@ -63,7 +63,7 @@ def _is_long(request: ReadRequest) -> bool:
     if request.follow or request.wait_ms_max or request.skip_corrupt:
         return False
     if request.order == "descending":
-        return False  # files are read forwards
+        return False  # files are read forwards only
     if isinstance(request.start, int) and -RECORDS_FEW <= request.start < 0:
         return False
     if request.records_max is not None:
@@ -74,7 +74,7 @@ def _is_long(request: ReadRequest) -> bool:
 
 
 def _is_here(address: str) -> bool:
-    """Return whether an address looks local; the broker's locality token makes sure."""
+    """Return whether an address looks local; the broker's locality token then proves it."""
     host = address.rpartition(":")[0]
     return host in LOOPBACK or host == socket.gethostname()
 
@@ -87,17 +87,17 @@ def _can_decode() -> bool:
 
 @cache
 def _reader() -> Any:
-    """Return the file reader, imported on first use since it needs the server's packages."""
+    """Return the module that reads files; imported here since it needs the server's packages."""
     return importlib.import_module("strandline.reading.local")
 
 
 class LocalStream(BatchStream):
-    """A read in progress, partition after partition: first from files, then the rest remotely.
+    """A read in progress, partition after partition: first from files, then through the broker.
 
     Args:
-        connection: to the broker.
+        connection: the connection to the broker.
         request: what to read.
-        files: the locations of the records.
+        files: the files that hold the records.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class LocalStream(BatchStream):
         """Yield a partition's batches from files, then through the broker."""
         reader = _reader()
         cursor = reader.local_cursor(self._request, part, self.schema.names)
-        # The read continues through the broker from the cursor's position.
+        # After one of these errors the read continues through the broker, at the cursor's position.
         with contextlib.suppress(UnavailableError, CorruptBatchError, DataLossError):
             yield from reader.local_batches(cursor)
         if cursor.position >= part.stop:
@@ -142,10 +142,10 @@ class LocalStream(BatchStream):
         yield from self._rest.direct()
 
     def _rest_of(self, part: LocalPart, position: int) -> BatchStream:
-        """Begin the remote read of a partition's remaining records.
+        """Begin the read of a partition's remaining records through the broker.
 
         Raises:
-            DataLossError: the next record was deleted meanwhile.
+            DataLossError: the next record was deleted in the meantime.
         """
         is_moved = position > part.start or isinstance(self._request.start, int)
         is_moved = is_moved or not part.may_move

@@ -1,8 +1,8 @@
-"""A stream as a Polars ``LazyFrame``: columns and predicates of a query are read by the broker.
+"""A stream as a Polars ``LazyFrame``: the broker selects columns and filters by predicates.
 
-Rules: Polars gives the predicate as an expression, whose JSON form is not a stable interface. What
-is recognized in it narrows the read; the whole predicate is applied to what was read in any case,
-so that a form that is not recognized costs time and never changes the result.
+Rules: Polars passes the predicate as an expression, whose JSON form is not a stable interface. The
+parts that are recognized narrow the read. In any case the whole predicate is applied to what was
+read. So a form that is not recognized costs time, but never changes the result.
 """
 
 import re
@@ -29,7 +29,7 @@ Read = Callable[..., Any]
 
 
 class Narrowing(msgspec.Struct):
-    """The part of a predicate that a broker can look up; a superset of what matches."""
+    """The part of a predicate that a broker can apply; it may match more than the predicate."""
 
     subject: str | None = None
     keys: list[bytes] | None = None
@@ -49,19 +49,19 @@ class Narrowing(msgspec.Struct):
 
     @property
     def has_offsets(self) -> bool:
-        """Return whether it restricts partitions or offsets."""
+        """Return whether it limits partitions or offsets."""
         return (self.partition, self.offset_from, self.offset_to) != (None, 0, None)
 
 
 def lazy_frame(
     read: Read, stream_info: Callable[[], StreamInfo], options: Mapping[str, Any]
 ) -> pl.LazyFrame:
-    """Return a frame that reads when it is collected, each time anew.
+    """Return a frame that reads the stream each time it is collected.
 
     Args:
-        read: ``Client.read`` of the stream.
-        stream_info: describes the stream.
-        options: options of all reads.
+        read: ``Client.read``, bound to the stream.
+        stream_info: returns the description of the stream.
+        options: options for all reads.
     """
     for name in ("columns", "follow", "records_max"):
         if name in options:
@@ -70,7 +70,7 @@ def lazy_frame(
 
     def batches(*asked: Any) -> Iterator[pl.DataFrame]:
         with_columns, predicate, n_rows, _ = asked
-        # A limit counts the records before the predicate, so both cannot be given to the broker.
+        # A limit counts records before the predicate is applied, so a broker cannot have both.
         narrowing = Narrowing() if predicate is None or n_rows is not None else narrow(predicate)
         wanted = {"columns": with_columns or COLUMNS, "records_max": n_rows, **options}
         for bounds in _bounds(narrowing, stream_info, options):
@@ -84,7 +84,7 @@ def lazy_frame(
 def _bounds(
     narrowing: Narrowing, stream_info: Callable[[], StreamInfo], options: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the options of each read: one for all, or one for each partition that may match."""
+    """Yield the options of each read: one for all partitions, or one for each that may match."""
     if not narrowing.has_offsets or options.keys() & {"partition", "start", "starts", "stop"}:
         yield {}
         return
@@ -93,7 +93,7 @@ def _bounds(
         stop = end if narrowing.offset_to is None else min(end, narrowing.offset_to)
         begin = max(part.log_start_offset, narrowing.offset_from)
         if narrowing.partition in (None, part.partition) and begin < stop:
-            is_first = begin == part.log_start_offset  # which retention may delete meanwhile
+            is_first = begin == part.log_start_offset  # retention may delete this offset meanwhile
             start = "earliest" if is_first else begin
             yield {"partition": part.partition, "start": start, "stop": stop}
 
@@ -110,11 +110,11 @@ def _frame(table: pa.Table | pa.RecordBatch) -> pl.DataFrame:
 
 
 def narrow(predicate: pl.Expr) -> Narrowing:
-    """Return what a broker can look up of a predicate; nothing for one it knows nothing of."""
+    """Return the part of a predicate that a broker can apply; empty if none is recognized."""
     found = Narrowing()
     try:
         text = predicate.meta.serialize(format="json")
-    except ComputeError:  # it calls a Python function
+    except ComputeError:  # the predicate calls a Python function
         return found
     for each in _conjuncts(msgspec.json.decode(text)):
         match each:
@@ -173,7 +173,7 @@ def _narrow_offsets(found: Narrowing, op: str, value: int) -> None:
 
 
 def _narrow_times(found: Narrowing, op: str, nanoseconds: int) -> None:
-    """Narrow by a time; ``datetime`` has microseconds, so that the range is a little wider."""
+    """Narrow by a time; made a little wider, since ``datetime`` has only microseconds."""
     if op in ("Eq", "Gt", "GtEq"):
         low = EPOCH + timedelta(microseconds=nanoseconds // 1000)
         found.timestamp_from = max(low, found.timestamp_from or low)
@@ -183,13 +183,13 @@ def _narrow_times(found: Narrowing, op: str, nanoseconds: int) -> None:
 
 
 class _ExactTime(msgspec.Struct, frozen=True):
-    """A time of a predicate, which may have nanoseconds."""
+    """A time in a predicate; it may have nanoseconds."""
 
     nanoseconds: int
 
 
 def _value(tree: Any) -> Any:
-    """Return the value of a literal; None for what is not one, or of another type."""
+    """Return the value of a literal; None if it is no literal, or of another type."""
     match tree:
         case {"Literal": {"Scalar": {"Datetime": [int(count), str(unit), _]}}}:
             return _ExactTime(count * TIME_UNITS[unit]) if unit in TIME_UNITS else None

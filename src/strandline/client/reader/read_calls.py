@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 FOLLOWED_S = 60.0
-"""How long an endless read waits for unreachable brokers, which may all be restarting."""
+"""How long an endless read waits for unreachable brokers: all may be restarting."""
 
 READ_OPTIONS = (*options_of(read_request), "replica")
 _NOT_SUBSCRIBED = ("columns", "follow")
@@ -60,7 +60,7 @@ class ReadCalls(ABC):
     def _offsets(
         self, stream: str, at: OffsetSpec, numbers: Collection[int] | None = None
     ) -> dict[int, int]:
-        """Return the offset of ``at`` in some partitions; None: in all."""
+        """Return the offset of ``at`` in these partitions; None: in all partitions."""
 
     def read(
         self,
@@ -77,34 +77,38 @@ class ReadCalls(ABC):
         """Read records as Arrow.
 
         The reader can be passed to ``polars.from_arrow`` and ``duckdb.from_arrow``, read with
-        ``.read_pandas()``, or iterated for record batches. Dropping it ends the read; closing it
-        does, too, if the read has no end (a plain ``pyarrow.RecordBatchReader`` ignores ``close``).
+        ``.read_pandas()``, or iterated for record batches. Dropping it ends the read. Closing it
+        ends a read without an end, too (a plain ``pyarrow.RecordBatchReader`` ignores ``close``).
 
         Args:
-            stream: its name.
-            partition: None reads all, one after another (interleaved when following), with a
-                ``partition`` column if there are several.
+            stream: the stream's name.
+            partition: the partition to read. None: all partitions, one after another (interleaved
+                when
+                following), with a column ``partition`` if there are several.
             start: ``"earliest"``, ``"latest"``, an offset (of one partition), a time (in UTC if it
-                has no zone), or ``-n``: the last n records of each partition.
-            stop: exclusive; the same values. By default ``"latest"``, the end at the time of the
-                call, or none when following.
-            columns: names, in order, of offset, timestamp, subject, key, value, headers and
-                partition; None: all.
+                has no zone), or ``-n`` for the last n records of each partition.
+            stop: the exclusive end, given like ``start``. By default the end at the time of the
+                call, or
+                no end when following.
+            columns: names, in the order wanted, of offset, timestamp, subject, key, value, headers
+                and
+                partition; None: all columns.
             follow: continue with records as they are stored.
-            replica: ``"leader"``; ``"any"`` in-sync replica, to spread load; or ``"this"``, that of
-                the connected broker only, to inspect it. The records are the same, perhaps a moment
-                later.
+            replica: ``"leader"``; ``"any"`` for any in-sync replica, which spreads the load; or
+                ``"this"`` for the replica of the connected broker only, to inspect it. The records
+                are the same, perhaps a moment later.
             **options: filters on the broker: ``subject`` (a pattern), ``keys``,
-                ``timestamp_from``, ``timestamp_to``; ``order`` (``"descending"``: each partition
-                newest first), ``starts`` ({partition: offset}, instead of ``start``),
-                ``records_max`` (0: no record, only the schema), ``bytes_min`` with
+                ``timestamp_from``, ``timestamp_to``; ``order`` (``"descending"``: the newest of
+                each
+                partition first), ``starts`` ({partition: offset}, instead of ``start``),
+                ``records_max`` (0: no records, only the schema), ``bytes_min`` with
                 ``wait_ms_max`` (long poll), ``batch_bytes``, ``skip_corrupt``.
 
         Raises:
-            OffsetOutOfRangeError: the offset does not exist; the message names those that do.
+            OffsetOutOfRangeError: the offset does not exist; the message has the existing range.
             UnknownStreamError, UnknownPartitionError: there is no such stream or partition.
             InvalidRequestError: another argument is invalid.
-            UnavailableError: ``"this"`` broker has no in-sync replica.
+            UnavailableError: the broker for ``"this"`` has no in-sync replica.
         """
         return self.open_read(
             stream,
@@ -120,10 +124,10 @@ class ReadCalls(ABC):
     def open_read(
         self, stream: str, *, replica: Replica = "leader", **options: Any
     ) -> BatchStream | ClusterReader:
-        """Begin a read that another thread can cancel; arguments as ``read``.
+        """Begin a read that any thread can cancel; the arguments are those of ``read``.
 
         Raises:
-            StrandlineError: as ``read``.
+            StrandlineError: as for ``read``.
         """
         check_options("read", options, READ_OPTIONS)
         request = read_request(stream, **options)
@@ -143,14 +147,14 @@ class ReadCalls(ABC):
         retry_timeout_s: float | None = None,
         is_of_all: bool = False,
     ) -> BatchStream | ClusterReader:
-        """Begin a read at the only broker, or across the cluster.
+        """Begin a read, at a single broker or across the cluster.
 
         Args:
             request: what to read.
             replica: which replicas to read.
-            timeout_s: how long it may take to begin.
-            retry_timeout_s: how long a partition may be unreachable later; None: as ``timeout_s``.
-            is_of_all: whether it covers all partitions although its ``starts`` names them.
+            timeout_s: how long the beginning may take.
+            retry_timeout_s: how long a partition may be unreachable later; None: ``timeout_s``.
+            is_of_all: whether the read is of all partitions, although its ``starts`` names them.
         """
         with within(timeout_s):
             is_routed, address = self._known.is_cluster, self._brokers.home
@@ -175,7 +179,7 @@ class ReadCalls(ABC):
                 raise
 
     def _knows_streams(self, address: str, stream: str) -> bool:
-        """Return whether a broker has the cluster's metadata; its replicas are readable anyway."""
+        """Return whether a broker has the cluster's metadata; if not, only its disk is readable."""
         body = admin.StreamInfoRequest(name=stream)
         try:
             self._brokers.connection(address).action(admin.STREAM_INFO, body)
@@ -184,24 +188,24 @@ class ReadCalls(ABC):
         except UnavailableError:
             return False
         except StrandlineError:
-            return True  # the read raises it
+            return True  # the read will raise the error
         return True
 
     def scan(self, stream: str, **options: Any) -> "pl.LazyFrame":
         """Return a stream as a Polars ``LazyFrame``, which reads when it is collected.
 
-        The broker selects the columns of the query, and filters by what its predicates say of
-        subject, key, timestamp, partition and offset. Each collect reads what is committed then.
-        ``subject`` is text, ``partition`` is always a column, and ``value`` has the bytes that are
-        stored, whatever the schema of the stream: ``strandline.table`` has its columns, of a load's
-        table and of the records that are not loaded yet. Needs ``strandline[polars]``.
+        The broker selects the columns of the query, and filters by the conditions of its predicates
+        on subject, key, timestamp, partition and offset. Each collect reads what is committed then.
+        ``subject`` is plain text, ``partition`` is always a column, and ``value`` has the stored
+        bytes, whatever the schema of the stream: for decoded columns use ``strandline.table``, which
+        reads a load's table and the records that are not loaded yet. Needs ``strandline[polars]``.
 
         Args:
-            stream: its name.
-            **options: as ``read``, without ``columns``, ``follow`` and ``records_max``.
+            stream: the stream's name.
+            **options: as for ``read``, without ``columns``, ``follow`` and ``records_max``.
 
         Raises:
-            StrandlineError: as ``read``.
+            StrandlineError: as for ``read``.
         """
         from strandline.client.reader.polars_scan import lazy_frame
 
@@ -219,19 +223,20 @@ class ReadCalls(ABC):
         replica: Replica = "leader",
         **options: Any,
     ) -> Subscription:
-        """Iterate records as objects, as they are stored.
+        """Iterate records as Python objects, as they are stored.
 
         Args:
-            stream: its name.
-            partition: None: all.
-            start: as ``read``; by default records stored from now on.
-            starts: offset by partition, instead of ``start``: where another subscription ended.
-            reconnect_timeout_s: how long brokers may be unreachable before it is an error.
-            replica: as ``read``.
-            **options: filters as ``read``.
+            stream: the stream's name.
+            partition: the partition; None: all partitions.
+            start: as for ``read``; by default only records stored from now on.
+            starts: the first offset by partition, instead of ``start``, such as where another
+                subscription ended.
+            reconnect_timeout_s: how long brokers may be unreachable before that is an error.
+            replica: as for ``read``.
+            **options: filters as for ``read``.
 
         Raises:
-            StrandlineError: as ``read``.
+            StrandlineError: as for ``read``.
         """
         check_subscribe_options(options)
         request = read_request(
@@ -250,7 +255,7 @@ class ReadCalls(ABC):
         return Subscription(begin, request, reconnect_timeout_s=reconnect_timeout_s)
 
     def _positions(self, stream: str, partition: int | None, start: OffsetSpec) -> dict[int, int]:
-        """Resolve the first offsets of a subscription once, so that a reconnect changes nothing."""
+        """Resolve the first offsets of a subscription, once, so that no reconnect moves them."""
         if partition is None:
             return self._offsets(stream, start)
         if isinstance(start, int) and start >= 0:
@@ -263,7 +268,7 @@ def check_subscribe_options(options: Mapping[str, Any]) -> None:
     """Reject options that ``subscribe`` does not have.
 
     Raises:
-        InvalidRequestError: one is an option of ``read`` alone.
+        InvalidRequestError: an option is one of ``read`` alone.
         TypeError: there is no such option.
     """
     for name in _NOT_SUBSCRIBED:

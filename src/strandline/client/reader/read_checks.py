@@ -6,9 +6,9 @@ from strandline.errors import InvalidRequestError, UnknownPartitionError
 
 
 def may_exist_later(at: Bound | None, partition: PartitionInfo, address: str) -> bool:
-    """Return whether an offset above a replica's high watermark may still exist.
+    """Return whether an offset above a replica's high watermark may exist on other brokers.
 
-    Only a leader can deny that: its log would have the offset.
+    Only a leader can deny that: its log has all offsets.
     """
     if not isinstance(at, int) or at <= partition.high_watermark:
         return False
@@ -16,7 +16,7 @@ def may_exist_later(at: Bound | None, partition: PartitionInfo, address: str) ->
 
 
 def has_offset(at: int, partition: PartitionInfo) -> bool:
-    """Return whether a replica has an offset, or ends at it."""
+    """Return whether a replica has an offset, or ends there."""
     return partition.log_start_offset <= at <= partition.high_watermark
 
 
@@ -39,10 +39,10 @@ def numbers_of(request: ReadRequest, known: list[int]) -> list[int]:
 
 
 def check_offsets(request: ReadRequest, numbers: list[int]) -> None:
-    """Reject an absolute offset for several partitions, with the broker's message.
+    """Reject one absolute offset for several partitions, with the same message as the broker's.
 
     Raises:
-        InvalidRequestError: there is one.
+        InvalidRequestError: there is such an offset.
     """
     for bound in (request.start, request.stop):
         if isinstance(bound, int) and bound >= 0 and len(numbers) > 1:

@@ -1,8 +1,8 @@
 """Reads: builds the ticket of a read, and returns its records as a ``pyarrow.RecordBatchReader``.
 
-A reader that is dropped cancels its call, so that the broker stops sending; an endless one does so
-when it is closed, too. A read that may have to wait for records has a thread of its own: pyarrow
-blocks where Python handles no signals, and Ctrl-C must work.
+A reader that is dropped cancels its call, so that the broker stops sending; an endless read is also
+cancelled when it is closed. A read that may have to wait for records has a thread of its own:
+pyarrow blocks where Python handles no signals, but Ctrl-C must work.
 """
 
 import queue
@@ -33,9 +33,8 @@ from strandline.client.reader.exit_guard import GuardedBatches
 from strandline.errors import InvalidRequestError
 
 OffsetSpec = str | int | datetime
-"""``"earliest"``, ``"latest"``, an offset, a time (in UTC if it has no zone), or as a start ``-n``:
-the last n records.
-"""
+"""``"earliest"``, ``"latest"``, an offset, a time (in UTC if it has no zone), or, as a start,
+``-n`` for the last n records."""
 
 PUMPED_BATCHES = 4
 
@@ -44,7 +43,7 @@ def bound_of(place: OffsetSpec) -> Bound:
     """Convert an offset spec to its wire form.
 
     Raises:
-        InvalidRequestError: it is not valid.
+        InvalidRequestError: the offset spec is not valid.
     """
     if isinstance(place, datetime):
         return AtTimestamp(timestamp_ns=nanoseconds(place))
@@ -80,7 +79,7 @@ def read_request(
     batch_bytes: int = BATCH_BYTES_DEFAULT,
     skip_corrupt: bool = False,
 ) -> ReadRequest:
-    """Build the ticket of a read; arguments as ``Client.read``.
+    """Build the ticket of a read; the arguments are those of ``Client.read``.
 
     Raises:
         InvalidRequestError: an argument is out of range.
@@ -93,7 +92,7 @@ def read_request(
         start=bound_of(start),
         starts=None if starts is None else offsets_by_number(starts, "starts"),
         stop=None if stop is None else bound_of(stop),
-        order=order,  # type: ignore[arg-type]  # checked by decoding it below
+        order=order,  # type: ignore[arg-type]  # checked when it is decoded below
         follow=follow,
         columns=None if columns is None else listed(columns, "columns"),
         subject=subject,
@@ -106,7 +105,7 @@ def read_request(
         batch_bytes=batch_bytes,
         skip_corrupt=skip_corrupt,
     )
-    # Checks what the broker would check, with its messages.
+    # Checks all that the broker would check, with the same messages.
     check_request(decode(encode(request), ReadRequest, what="read"))
     return request
 
@@ -115,11 +114,11 @@ class EndlessReader:
     """A ``pyarrow.RecordBatchReader`` of an endless read, which ends the read when it is closed.
 
     pyarrow's own ``close`` does nothing: its reader releases its source only when it is
-    garbage-collected, so that such a read would continue after its ``with`` block.
+    garbage-collected, so an endless read would continue after its ``with`` block.
 
     Args:
         reader: the reader to wrap.
-        cancel: ends the read; a waiting reader gets a DisconnectedError.
+        cancel: ends the read; a waiting reader then gets a DisconnectedError.
     """
 
     def __init__(self, reader: pa.RecordBatchReader, cancel: Callable[[], None]) -> None:
@@ -127,12 +126,12 @@ class EndlessReader:
         self._cancel = cancel
 
     def close(self) -> None:
-        """End the read, from any thread; has no effect when repeated."""
+        """End the read; any thread may call this; has no effect when repeated."""
         self._reader = pa.RecordBatchReader.from_batches(self._reader.schema, ())
         self._cancel()
 
     def __getattr__(self, name: str) -> Any:
-        """Forward everything else to pyarrow's reader, including ``__arrow_c_stream__``."""
+        """Return any other attribute of pyarrow's reader, including ``__arrow_c_stream__``."""
         return getattr(self._reader, name)
 
     def __iter__(self) -> Self:
@@ -165,17 +164,17 @@ class BatchStream:
     """A read in progress at one broker.
 
     Args:
-        connection: to the broker.
+        connection: the connection to the broker.
         request: what to read.
 
     Raises:
-        StrandlineError: the broker rejects it, or cannot be reached.
+        StrandlineError: the broker rejects the read, or cannot be reached.
     """
 
     resumes = False
     """A lost connection ends it."""
     added: Mapping[int, int] = {}
-    """Empty: a stream of a single broker has a fixed number of partitions."""
+    """Empty: a read at a single broker has a fixed number of partitions."""
 
     def __init__(self, connection: BrokerConnection, request: ReadRequest) -> None:
         self._connection = connection
@@ -186,7 +185,7 @@ class BatchStream:
         connection.has_begun(self)
 
     def cancel(self) -> None:
-        """End the read, from any thread; a waiting reader gets a DisconnectedError."""
+        """End the read; any thread may call this; a waiting reader gets a DisconnectedError."""
         self._stream.cancel()
 
     def reader(self) -> pa.RecordBatchReader | EndlessReader:
@@ -203,10 +202,10 @@ class BatchStream:
         return self._pumped() if self._may_wait else self.direct()
 
     def direct(self) -> Iterator[pa.RecordBatch]:
-        """Yield the batches, waiting on the caller's thread.
+        """Yield the batches; waits on the caller's thread.
 
         Raises:
-            StrandlineError: as ``batches``.
+            StrandlineError: as for ``batches``.
         """
         try:
             while True:
@@ -221,7 +220,7 @@ class BatchStream:
             self._stream.cancel()
 
     def _pumped(self) -> Iterator[pa.RecordBatch]:
-        """Yield the batches from a thread that reads ahead, so that waiting can be interrupted."""
+        """Yield the batches from a thread that reads ahead, so that a wait can be interrupted."""
         batches: queue.Queue[Any] = queue.Queue(PUMPED_BATCHES)
         stopped = threading.Event()
 

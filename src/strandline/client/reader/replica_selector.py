@@ -1,8 +1,9 @@
-"""The replica selector of a read: chooses where each partition is read, and at which offsets.
+"""The replica selector of a read: decides where each partition is read, and at which offsets.
 
 Rules:
-- relative bounds are resolved once, at the leaders, so that switching replicas changes nothing;
-- a replica that has not yet committed what was read elsewhere is waited for, or avoided;
+- relative bounds are resolved once, at the leaders, so that a change of replicas does not move
+  them;
+- a replica that has not yet committed a record that was read elsewhere is waited for, or avoided;
 - a read of ``"this"`` broker's replicas waits for them and never reads elsewhere.
 """
 
@@ -44,18 +45,18 @@ from strandline.errors import (
 from strandline.record.schema import project
 
 Replica = Literal["leader", "any", "this"]
-"""The replica to read: a partition's leader, any in-sync one, or that of the connected broker."""
+"""Which replica to read: the leader, any in-sync one, or that of the connected broker."""
 
 
 class ReadTarget(NamedTuple):
-    """A broker and the partitions read there."""
+    """A broker, and the partitions read there."""
 
     address: str
     partitions: tuple[int, ...]
 
 
 class ReplicaSelector:
-    """The bounds of a read's partitions and the brokers where they are read.
+    """The bounds of a read's partitions, and the brokers where they are read.
 
     Args:
         brokers: the brokers of the cluster.
@@ -77,22 +78,22 @@ class ReplicaSelector:
         self._is_cancelled = threading.Event()
         self._streams: dict[BatchStream, ReadTarget] = {}
         self._read: set[int] = set()
-        """Partitions of which a record was read."""
+        """The partitions of which at least one record was read."""
         self._avoided = ""
-        """The replica that failed last."""
+        """The address of the broker that failed last."""
         self._only = brokers.named_broker() if replica == "this" else ""
-        """The only broker to read at; empty: any."""
+        """The address of the only broker to read at; empty: any broker."""
         self._positions: dict[int, Bound] = {}
         self._stops: dict[int, Bound | None] = {}
         self._sizes: dict[int, int] = {}
-        """Bytes of each partition, if its leader was asked."""
+        """The bytes of each partition whose leader was asked."""
         self._resolve()
         is_whole = request.partition is None and len(brokers.known_routes(request.stream)) > 1
         self.schema: pa.Schema = project(
             request.columns, with_partition=is_whole and request.columns is None
         )
         self._has_resolved_stops = not isinstance(request.stop, int)
-        """Whether leaders resolved the ends."""
+        """Whether the ends were resolved by leaders."""
         self._left = request.records_max
         extra = [name for name in ("partition", "offset") if name not in self.schema.names]
         self._columns = [*self.schema.names, *extra]
@@ -100,10 +101,10 @@ class ReplicaSelector:
     # Where it begins and ends
 
     def _resolve(self) -> None:
-        """Set where each partition begins and ends.
+        """Determine where each partition begins and ends.
 
-        Relative bounds are resolved at the leaders, once. As a start "earliest" stays relative, as
-        retention moves it, unless the read follows.
+        Relative bounds are resolved once, at the leaders. But "earliest" as a start stays as it is,
+        since retention moves it, unless the read follows.
         """
         request, brokers = self._request, self._brokers
         start, stop = request.start, request.stop
@@ -123,7 +124,7 @@ class ReplicaSelector:
             start="earliest" if has_start else start,
             starts=request.starts,
             stop=None if has_stop else stop,
-            follow=has_stop,  # then no end has to be known
+            follow=has_stop,  # with a stop, the leaders need not determine the end
         )
         ranges = brokers.resolve(asked, self._numbers)
         starts = {n: start if has_start else each.start for n, each in ranges.items()}
@@ -135,7 +136,7 @@ class ReplicaSelector:
         """Return the partitions to read.
 
         Raises:
-            StrandlineError: the request names one that does not exist, or an offset for several.
+            StrandlineError: a partition does not exist, or one offset is given for several.
         """
         numbers = numbers_of(self._request, sorted(routes))
         check_offsets(self._request, numbers)
@@ -144,10 +145,10 @@ class ReplicaSelector:
     # Where it is read
 
     def _targets(self, numbers: Iterable[int]) -> dict[str, tuple[int, ...]]:
-        """Group partitions by the broker to read them at, as far as they are readable now.
+        """Group partitions by the broker to read them at; leave out those not readable now.
 
         Raises:
-            UnavailableError: none of them is.
+            UnavailableError: none of them is readable.
         """
         routes = self._brokers.known_routes(self._request.stream)
         targets = group({number: self._target_of(routes[number]) for number in numbers})
@@ -157,7 +158,7 @@ class ReplicaSelector:
         return targets
 
     def _unavailable(self, number: int) -> UnavailableError:
-        """Return the error of a partition that no replica can serve now."""
+        """Return the error for a partition that no replica can serve now."""
         name = f"{self._request.stream}/{number}"
         if self._only:
             return UnavailableError(
@@ -178,7 +179,7 @@ class ReplicaSelector:
         return random.choice(able) if able else partition.leader  # noqa: S311 - balances load
 
     def _open(self, address: str, numbers: tuple[int, ...]) -> BatchStream:
-        """Read some partitions at a broker, each from its position.
+        """Read partitions at a broker, each from its position.
 
         Raises:
             StrandlineError: the broker's error.
@@ -202,7 +203,7 @@ class ReplicaSelector:
         except OffsetOutOfRangeError as error:
             raise self._classify_out_of_range(error, address, numbers) from error
         except (UnknownStreamError, UnknownPartitionError) as error:
-            # Just created: other brokers know it.
+            # The stream or partition is new, and this broker does not know it yet.
             raise NotLeaderError(f"{address}: {error.message}; others have it; retry") from error
         except StrandlineError as error:
             self._avoid(address, error)
@@ -211,11 +212,11 @@ class ReplicaSelector:
         return stream
 
     def _is_small(self, numbers: tuple[int, ...]) -> bool:
-        """Return whether reading files is not worth a call, as far as is known."""
+        """Return whether partitions are known to be so small that reading files does not pay."""
         return all(self._sizes.get(number, WORTH_BYTES) < WORTH_BYTES for number in numbers)
 
     def _avoid(self, address: str, error: StrandlineError) -> None:
-        """Avoid a broker after an error."""
+        """Avoid a broker, after an error."""
         self._avoided = address
         if isinstance(error, DisconnectedError):
             self._brokers.connection(address).reset()
@@ -223,7 +224,7 @@ class ReplicaSelector:
     def _classify_out_of_range(
         self, error: OffsetOutOfRangeError, address: str, numbers: tuple[int, ...]
     ) -> StrandlineError:
-        """Return the error, or a retriable one if the offset is only not known there yet."""
+        """Return the error; a retriable one if this broker may only not know the offset yet."""
         body = admin.StreamInfoRequest(name=self._request.stream)
         connection = self._brokers.connection(address)
         [info] = connection.action(admin.STREAM_INFO, body)
@@ -233,7 +234,7 @@ class ReplicaSelector:
             position, stop = self._positions[number], self._stops[number]
             if isinstance(position, int) and position < part.log_start_offset:
                 return error
-            # Offsets read or resolved before are committed, even if a new leader lags.
+            # An offset that was read or resolved before is committed, even if a new leader lags.
             is_sure = number in self._read or (
                 self._has_resolved_stops and isinstance(stop, int) and stop > part.high_watermark
             )
@@ -247,10 +248,10 @@ class ReplicaSelector:
         return NotLeaderError(f"{address} knows the requested offset by now; retry")
 
     def _open_one(self, number: int, retry_deadline: RetryDeadline) -> BatchStream:
-        """Read one partition, as soon as possible.
+        """Read one partition; retry until that succeeds.
 
         Raises:
-            StrandlineError: it was not possible in time, or the request is invalid.
+            StrandlineError: it did not succeed in time, or the request is invalid.
         """
         while True:
             try:
@@ -263,7 +264,7 @@ class ReplicaSelector:
                 self._is_cancelled.wait(self._pause_s(retry_deadline, error))
 
     def _pause_s(self, retry_deadline: RetryDeadline, error: StrandlineError) -> float:
-        """Return the pause before another attempt.
+        """Return the pause before the next attempt.
 
         Raises:
             StrandlineError: ``error``, if another attempt is useless.
@@ -272,7 +273,7 @@ class ReplicaSelector:
         return retry_deadline.pause_s(error, time.monotonic())
 
     def _check_passing(self, error: StrandlineError) -> None:
-        """Raise a permanent error, or any of a cancelled read; forget the leaders otherwise.
+        """Raise the error if it is permanent or the read was cancelled; else forget the leaders.
 
         Raises:
             StrandlineError: ``error``, if another attempt is useless.

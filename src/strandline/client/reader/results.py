@@ -13,8 +13,8 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Headers = list[tuple[str, bytes]]
 R = TypeVar("R")
 _MAKING_LOCKS = threading.RLock()
-"""Held while a future gets its lock, or its result before it has one. Reentrant: the garbage
-collector may run meanwhile, and finalizers with it."""
+"""Held while a future makes its lock, or gets its result before it has a lock. Reentrant, since the
+garbage collector may run meanwhile, and finalizers with it."""
 
 
 class Ack(int):
@@ -50,7 +50,7 @@ class BatchAck(NamedTuple):
 
     records: int
     ranges: tuple[AckedRange, ...]
-    """(partition, offset of the first, records), in the order of the rows within a partition."""
+    """(partition, first offset, records) of each run, in the order of rows within a partition."""
 
 
 class Record(NamedTuple):
@@ -60,7 +60,7 @@ class Record(NamedTuple):
     partition: int
     offset: int
     timestamp_ns: int
-    """Time at which the broker stored it: Unix time in nanoseconds."""
+    """When the broker stored the record: Unix time in nanoseconds."""
     subject: str
     key: bytes | None
     value: bytes | None
@@ -69,24 +69,24 @@ class Record(NamedTuple):
 
     @property
     def timestamp(self) -> datetime:
-        """Return the time at which the broker stored it, in UTC, to the microsecond."""
+        """Return when the broker stored the record, in UTC, to the microsecond."""
         return EPOCH + timedelta(microseconds=self.timestamp_ns // 1000)
 
 
 class AckFuture(Future[R]):
     """A future that notes whether its outcome was examined; it cannot be cancelled.
 
-    Flushing a producer raises failures that nobody examined, so that none is lost.
+    When a producer is flushed, it raises failures that were not examined, so that none is missed.
 
-    Making the lock of a future takes longer than all else that an append does, and most futures are
-    never waited for. So the lock is made when something first needs it: the fields are those of
-    ``Future``, which a test compares, and its own methods do the rest.
+    Making the lock of a future would take longer than the rest of an append, and most futures are
+    never waited for. So the lock is made when it is first needed. The fields are those of
+    ``Future``, as a test checks, and the methods of ``Future`` do the rest.
     """
 
     _state: str
     _result: R | None
 
-    def __init__(self) -> None:  # not Future's own, which makes the lock
+    def __init__(self) -> None:  # does not call that of Future, which makes the lock
         self._state = PENDING
         self._result = self._exception = None
         self._waiters: list[Any] = []
@@ -103,23 +103,23 @@ class AckFuture(Future[R]):
             return self._lock
 
     def set_result(self, result: R) -> None:
-        """Set the outcome, and wake whoever waits for it."""
+        """Set the result, and wake the threads that wait for it."""
         with _MAKING_LOCKS:
             if self._lock is None and self._state == PENDING:
-                # Nobody waits or called back: that would have made the lock.
+                # Without a lock there are neither waiting threads nor callbacks.
                 self._result, self._state = result, FINISHED
                 return
         super().set_result(result)
 
     def cancel(self) -> bool:
-        """Reject: the record may already be stored."""
+        """Return False: the record may be stored already."""
         return False
 
     def result(self, timeout: float | None = None) -> R:
         """Wait for the ack.
 
         Raises:
-            StrandlineError: the record was not stored, or whether it was is unknown.
+            StrandlineError: the record was not stored, or may not be.
             TimeoutError: no outcome within ``timeout`` seconds.
         """
         self.seen = True

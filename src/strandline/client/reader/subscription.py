@@ -1,8 +1,8 @@
-"""A subscription: iterates records as Python objects as they are stored, and reconnects.
+"""A subscription: iterates records as Python objects, as they are stored, and reconnects.
 
-Rules: it remembers the next offset of each partition, so that no record is repeated or skipped
-after a reconnect. It fails when brokers are unreachable for ``reconnect_timeout_s``. A read in a
-cluster reconnects by itself.
+Rules: it keeps the next offset of each partition, so that no record is repeated or skipped after a
+reconnect. It fails if brokers are unreachable for ``reconnect_timeout_s``. A read in a cluster
+reconnects by itself.
 """
 
 import logging
@@ -29,11 +29,11 @@ SUBSCRIPTION_COLUMNS = ["partition", *COLUMNS]
 class Subscription:
     """An endless iterator of records. Use it as a context manager, or ``close`` it.
 
-    Several threads may iterate it: each record goes to one of them.
+    Several threads may iterate it; each record goes to one of them.
 
     Args:
-        begin: begins a read.
-        request: what to read, with ``starts``.
+        begin: a function that begins a read.
+        request: the read, with ``starts``.
         reconnect_timeout_s: how long the broker may be unreachable.
     """
 
@@ -50,7 +50,7 @@ class Subscription:
         self._request = request
         self._timeout_s = reconnect_timeout_s
         self._left = request.records_max
-        """Number of records still wanted; None: no limit."""
+        """How many more records are wanted; None: no limit."""
         self._is_closed = threading.Event()
         self._stream = begin(request)
         self._records = self._generate()
@@ -59,7 +59,7 @@ class Subscription:
 
     @property
     def added(self) -> Mapping[int, int]:
-        """Return the partitions added since it began, with the first offset read of each."""
+        """Return the partitions added since the start, with the first offset read of each."""
         return self._stream.added
 
     @property
@@ -74,8 +74,8 @@ class Subscription:
         """Wait for the next record and return it.
 
         Raises:
-            StrandlineError: the subscription failed.
-            StopIteration: it was closed.
+            StrandlineError: the subscription has failed.
+            StopIteration: the subscription was closed.
         """
         with self._taking:
             if self._is_closed.is_set():
@@ -83,7 +83,7 @@ class Subscription:
             return next(self._records)
 
     def close(self) -> None:
-        """End it, from any thread; has no effect when repeated."""
+        """End the subscription; any thread may call this; has no effect when repeated."""
         self._is_closed.set()
         self._stream.cancel()
 
@@ -94,7 +94,7 @@ class Subscription:
         self.close()
 
     def _generate(self) -> Iterator[Record]:
-        """Yield records, from one connection after another."""
+        """Yield the records of one connection after another."""
         while True:
             try:
                 yield from self._records_of(self._stream)
@@ -110,7 +110,7 @@ class Subscription:
             if stream is None:
                 return
             self._stream = stream
-            if self._is_closed.is_set():  # ``close`` cancelled the previous read
+            if self._is_closed.is_set():  # ``close`` may have cancelled only the read before
                 stream.cancel()
                 return
 
@@ -123,7 +123,7 @@ class Subscription:
                 yield record
 
     def _reopen(self) -> BatchStream | ClusterReader | None:
-        """Reconnect and continue at the positions; None if it was closed meanwhile."""
+        """Reconnect, and continue at the positions; None if the subscription was closed."""
         return call_with_retries(
             lambda: None if self._is_closed.is_set() else self._begin(self._resumed()),
             timeout_s=self._timeout_s,
@@ -132,7 +132,7 @@ class Subscription:
         )
 
     def _resumed(self) -> ReadRequest:
-        """Return the request, starting at the positions reached."""
+        """Return the request for reading on from the current positions."""
         return msgspec.structs.replace(self._request, starts=self.positions, records_max=self._left)
 
 
@@ -141,7 +141,7 @@ def records_of(batch: pa.RecordBatch, stream: str) -> Iterator[Record]:
     columns: dict[str, list[Any]] = {}
     for name in SUBSCRIPTION_COLUMNS:
         column = batch.column(name)
-        # As integers: Python's datetime has no nanoseconds.
+        # As integers, since Python's datetime has no nanoseconds.
         columns[name] = (column.cast(pa.int64()) if name == "timestamp" else column).to_pylist()
     for *plain, headers in zip(*columns.values(), strict=True):
         yield Record._make((stream, *plain, headers or []))

@@ -1,1 +1,1 @@
-"""Transactions, and writes that are staged for one."""
+"""Transactions, and staged writes."""

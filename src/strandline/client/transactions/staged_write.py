@@ -1,6 +1,6 @@
 """Staged writes of the client: parts of a batch that many processes write and one commits.
 
-Rules: as ``transactional_writer``. A part of a batch that is already committed stores nothing.
+Rules: as for ``transactional_writer``. A part of a batch that is already committed stores nothing.
 """
 
 from typing import Any, NamedTuple
@@ -14,17 +14,17 @@ from strandline.client.transactions.transactional_writer import TransactionalWri
 
 
 class StagedPart(NamedTuple):
-    """A finished part; plain data, to be sent to the process that commits."""
+    """A finished part; plain data, to be sent to the process that commits the batch."""
 
     ref: str
-    """Empty: the batch was already committed, and nothing was staged."""
+    """The reference for ``commit_staged``; empty: the batch had been committed before."""
     rows: int
 
 
 class StagedWrite(ClosesOnExit):
-    """One part of a batch. Made by ``Client.stage``.
+    """One part of a batch; see ``Client.stage``.
 
-    Leaving its context without ``finish`` discards it.
+    Leaving its context without ``finish`` discards the part.
     """
 
     _failure_means = "the part is discarded at its timeout"
@@ -40,10 +40,10 @@ class StagedWrite(ClosesOnExit):
         return self._writer is None
 
     def append(self, /, stream: str, value: bytes | str | None, **record: Any) -> None:
-        """Append a record; as ``Transaction.append``, but ``finish`` raises its failure.
+        """Append a record as ``Transaction.append`` does, but leave its failure to ``finish``.
 
         Raises:
-            StrandlineError: as ``Transaction.append``.
+            StrandlineError: as for ``Transaction.append``.
         """
         check_options("append", record, APPEND_OPTIONS)
         if self._writer is not None:
@@ -51,10 +51,10 @@ class StagedWrite(ClosesOnExit):
         self._rows += 1
 
     def append_batch(self, stream: str, data: Any, *, partition: int | None = None) -> None:
-        """Append rows, as ``Producer.append_batch`` takes them.
+        """Append rows in a form that ``Producer.append_batch`` accepts.
 
         Raises:
-            StrandlineError: as ``Transaction.append_batch``.
+            StrandlineError: as for ``Transaction.append_batch``.
         """
         batches = arrow_batches(data)
         if self._writer is not None:
@@ -64,21 +64,21 @@ class StagedWrite(ClosesOnExit):
         self._rows += sum(batch.num_rows for batch in batches)
 
     def commit_offsets(self, group: str, offsets: Offsets) -> None:
-        """Commit offsets of a group without members with the part.
+        """Commit offsets of a group without members together with the part.
 
         Raises:
-            StrandlineError: as ``TransactionalWriter.commit_offsets``.
+            StrandlineError: as for ``TransactionalWriter.commit_offsets``.
         """
         name, given = text(group, "a group"), offsets_by_partition(offsets)
         if self._writer is not None:
             self._writer.commit_offsets(name, given, Owner())
 
     def finish(self) -> StagedPart:
-        """Wait until everything is stored, and leave the part to be committed.
+        """Wait until all records are stored, and leave the part to be committed.
 
         Raises:
             ProducerFencedError, TransactionAbortedError: the part was discarded, because the batch
-                was committed without it or its timeout passed.
+                was committed without it or the part's timeout has passed.
             StrandlineError: a record was not stored.
         """
         if self._part is None:

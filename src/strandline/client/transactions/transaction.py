@@ -1,8 +1,8 @@
-"""Transactions of the client: records of several streams and committed offsets, all or nothing.
+"""Transactions of the client: records of several streams and committed offsets, all or none.
 
-A ``Transaction`` belongs to one process, which ends it or leaves it prepared for another.
+A ``Transaction`` belongs to one process, which ends it or leaves it prepared for another process.
 
-Rules: as ``transactional_writer``; a transaction itself is begun and ended by one thread.
+Rules: as for ``transactional_writer``; one thread begins and ends a transaction.
 """
 
 from typing import Any, Protocol
@@ -26,7 +26,7 @@ class ConsumerMember(Protocol):
         ...
 
     def positions(self) -> dict[PartitionName, int]:
-        """Return the next offset of each of its partitions."""
+        """Return the next offset of each of the member's partitions."""
         ...
 
     def commit_in_transaction(self, commit: CommitCall, offsets: Offsets) -> None:
@@ -35,9 +35,9 @@ class ConsumerMember(Protocol):
 
 
 class Transaction(ClosesOnExit):
-    """Records and offsets that are committed together. Made by ``Client.transaction``.
+    """Records and offsets that are committed together; see ``Client.transaction``.
 
-    Leaving its context commits; leaving it by an exception aborts.
+    Leaving its context commits the transaction; leaving it with an exception aborts it.
     """
 
     _failure_means = "the transaction is aborted at its timeout"
@@ -59,7 +59,7 @@ class Transaction(ClosesOnExit):
 
     @property
     def staged_id(self) -> str:
-        """Return the id by which another process ends it once prepared."""
+        """Return the id by which another process ends the transaction once it is prepared."""
         who = self._writer.producer
         return f"{who.producer_id}.{who.epoch}"
 
@@ -76,15 +76,15 @@ class Transaction(ClosesOnExit):
         """Append a record; the future returns its offset, visible once committed.
 
         Args:
-            stream: its name; the others as ``Producer.append``.
+            stream: the stream's name; the other arguments are those of ``Producer.append``.
             value: the payload.
-            key: for compaction and partitioning.
+            key: the key for compaction and partitioning.
             subject: by default the stream's.
             headers: a mapping, or (name, value) pairs.
-            partition: where to append.
+            partition: the partition to append to.
 
         Raises:
-            StrandlineError: as ``Producer.append``; or the transaction has ended.
+            StrandlineError: as for ``Producer.append``; or the transaction has ended.
         """
         future = self._writer.producer_of(stream).append(
             value, key=key, subject=subject, headers=headers, partition=partition
@@ -95,10 +95,10 @@ class Transaction(ClosesOnExit):
     def append_batch(
         self, stream: str, data: Any, *, partition: int | None = None
     ) -> AckFuture[BatchAck]:
-        """Append the rows of a table; as ``append``, and ``Producer.append_batch``.
+        """Append the rows of a table, as ``Producer.append_batch`` does, in the transaction.
 
         Raises:
-            StrandlineError: as ``append``.
+            StrandlineError: as for ``append``.
         """
         future = self._writer.producer_of(stream).append_batch(data, partition=partition)
         self._writer.watch(future)
@@ -109,9 +109,9 @@ class Transaction(ClosesOnExit):
 
         Args:
             group: a consumer with ``commit_interval_s=None``, which must still own the partitions
-                when the transaction is committed; or the name of a group without members.
-            offsets: the next offset to consume by partition; by default, and only for a consumer,
-                everything that ``poll`` has returned.
+                when the transaction commits; or the name of a group without members.
+            offsets: the next offset to consume by partition; for a consumer, by default after all
+                records that ``poll`` has returned.
 
         Raises:
             InvalidRequestError: the transaction has ended, or no offsets are given.
@@ -136,17 +136,17 @@ class Transaction(ClosesOnExit):
         """Wait until every record is stored, though not committed.
 
         Raises:
-            StrandlineError: one was not stored, or its outcome is unknown.
+            StrandlineError: a record was not stored, or may not be.
         """
         self._writer.flush()
 
     def commit(self) -> None:
-        """Commit; readers see the records when this returns.
+        """Commit the transaction; readers see the records when this returns.
 
         Raises:
-            TransactionAbortedError: its timeout passed.
-            UnknownMemberError, StaleMemberError: the consumer has lost partitions whose offsets it
-                was to commit; the transaction is aborted.
+            TransactionAbortedError: the timeout of the transaction has passed.
+            UnknownMemberError, StaleMemberError: the consumer has lost partitions whose offsets
+                were to be committed; the transaction is aborted.
             StrandlineError: a record was not stored, and the transaction is aborted; or the
                 coordinator did not answer in time, and ``Client.transactions`` shows the outcome.
         """
@@ -155,13 +155,13 @@ class Transaction(ClosesOnExit):
         self._writer.calls.end(self.id, self._writer.producer, commit=True)
 
     def prepare(self) -> str:
-        """Prepare; ``Client.commit_prepared`` or ``abort_prepared`` ends it, in any process.
+        """Prepare the transaction, so that any process can end it later, by its staged id.
 
         Returns:
-            The staged id, which those calls take.
+            The staged id, which those calls of ``Client`` need.
 
         Raises:
-            StrandlineError: as ``commit``.
+            StrandlineError: as for ``commit``.
         """
         self._settle()
         self._writer.end("prepared")
@@ -169,7 +169,7 @@ class Transaction(ClosesOnExit):
         return self.staged_id
 
     def abort(self) -> None:
-        """Abort; has no effect when repeated.
+        """Abort the transaction; has no effect when repeated.
 
         Raises:
             StrandlineError: the coordinator did not answer; the timeout will end the transaction.
@@ -177,9 +177,9 @@ class Transaction(ClosesOnExit):
         self._writer.abort()
 
     def _settle(self) -> None:
-        """Wait until every record is stored and add the offsets, or abort and raise.
+        """Wait until every record is stored, then add the offsets; after a failure, abort.
 
-        Offsets come last: from then on no other member gets their partitions.
+        Offsets come last: from then on no other member gets their partitions until the end.
         """
         writer = self._writer
         writer.check_open()

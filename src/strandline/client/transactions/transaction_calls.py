@@ -1,7 +1,7 @@
-"""Calls to the transaction coordinator, repeated until answered.
+"""Calls to the transaction coordinator, repeated until they are answered.
 
 Rules: every call may be repeated after a lost answer, since the coordinator remembers what it has
-done. The coordinator is the leader of its stream, which moves.
+done. The coordinator is the leader of its stream, so it may move to another broker.
 """
 
 import secrets
@@ -19,7 +19,7 @@ A = TypeVar("A")
 
 
 class CoordinatorCalls:
-    """Calls to the coordinator.
+    """Calls to the transaction coordinator.
 
     Args:
         brokers: the brokers of the cluster.
@@ -38,7 +38,7 @@ class CoordinatorCalls:
         after: wire.ProducerRef | None = None,
         batch: wire.StagedBatchRef | None = None,
     ) -> wire.ProducerRef | None:
-        """Begin a transaction; see ``protocol.transactions.BeginTransaction``."""
+        """Begin a transaction; see ``api.transactions.BeginTransaction``."""
         request = wire.BeginTransaction(
             id=id_,
             nonce=secrets.token_hex(16),
@@ -57,12 +57,12 @@ class CoordinatorCalls:
         self._ask(wire.ADD_TO_TRANSACTION, request, partitions=partitions)
 
     def add_positions(self, id_: str, producer: wire.ProducerRef) -> None:
-        """Let a transaction commit offsets of consumer groups."""
+        """Announce that a transaction commits offsets of consumer groups."""
         request = wire.AddToTransaction(id=id_, producer=producer, positions=True)
         self._ask(wire.ADD_TO_TRANSACTION, request)
 
     def prepare(self, id_: str, producer: wire.ProducerRef) -> None:
-        """Prepare a transaction, which another process ends."""
+        """Prepare a transaction, which another process may end."""
         request = wire.PrepareTransaction(id=id_, producer=producer)
         self._ask(wire.PREPARE_TRANSACTION, request)
 

@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 
 class TransactionContext(NamedTuple):
-    """The producer id, epoch and partitions of a transaction, for its producers."""
+    """A transaction as its producers need it: producer id, epoch, and a way to add partitions."""
 
     producer_id: int
     epoch: int
     add_partitions: Callable[[Collection[int]], None]
-    """Called before records go to partitions; returns once the coordinator has added them."""
+    """Called before records are sent to partitions; returns when the coordinator has added them."""

@@ -46,22 +46,23 @@ class TransactionalClient(ABC):
 
     @cached_property
     def _last_producers(self) -> dict[str, wire.ProducerRef]:
-        """Return our last producer per transactional id; another client's newer one fences it."""
+        """Return this client's last producer of each id; one of another client would fence it."""
         return {}
 
     def transaction(self, transactional_id: str, *, timeout_s: float = TIMEOUT_S) -> Transaction:
         """Begin a transaction; leaving its context commits it, an exception aborts it.
 
         The first transaction of a client under an id takes the id over: an open transaction of
-        another process under it is aborted, and that process cannot begin another.
+        another process under that id is aborted, and that process cannot begin another one.
 
         Args:
-            transactional_id: names the work; the same after a restart of the process.
-            timeout_s: when it is aborted unless committed, at most a day.
+            transactional_id: the name of the work; it stays the same after a restart of the
+                process.
+            timeout_s: how long the transaction may stay open before it is aborted; a day at most.
 
         Raises:
             ProducerFencedError: another client has taken the id over.
-            TransactionPreparedError: the last transaction is prepared; commit or abort it.
+            TransactionPreparedError: the id's last transaction is prepared; commit or abort it.
         """
         producer = self._coordinator.begin(
             text(transactional_id, "a transaction"),
@@ -82,16 +83,16 @@ class TransactionalClient(ABC):
         )
 
     def commit_prepared(self, transactional_id: str, staged_id: str) -> None:
-        """Commit a transaction that ``Transaction.prepare`` left; has no effect when repeated.
+        """Commit a transaction that ``Transaction.prepare`` has left; has no effect when repeated.
 
         Raises:
             UnknownTransactionError: nothing is prepared under these ids.
-            TransactionAbortedError: it was aborted.
+            TransactionAbortedError: the transaction was aborted.
         """
         self._end_prepared(transactional_id, staged_id, commit=True)
 
     def abort_prepared(self, transactional_id: str, staged_id: str) -> None:
-        """Abort a transaction that ``Transaction.prepare`` left; has no effect when repeated.
+        """Abort a transaction that ``Transaction.prepare`` has left; has no effect when repeated.
 
         Raises:
             UnknownTransactionError: nothing is prepared under these ids, or it was committed.
@@ -111,21 +112,21 @@ class TransactionalClient(ABC):
     def stage(
         self, transaction_id: str, batch_id: int, *, timeout_s: float = STAGE_TIMEOUT_S
     ) -> StagedWrite:
-        """Begin one part of a batch, which ``commit_staged`` commits together with the others.
+        """Begin one part of a batch; ``commit_staged`` commits all parts together.
 
         Args:
             transaction_id: the id under which batches are committed.
-            batch_id: number of the batch, from 0.
-            timeout_s: when the part is discarded unless committed, at most a day.
+            batch_id: the number of the batch, from 0.
+            timeout_s: how long until the part is discarded if it is not committed; a day at most.
 
         Raises:
-            StrandlineError: the coordinator was not reached.
+            StrandlineError: the coordinator did not answer.
         """
         batch = _batch(transaction_id, batch_id)
         return self._stage(secrets.token_hex(8), batch, timeout_s=timeout_s)
 
     def _stage(self, name: str, batch: wire.StagedBatchRef, *, timeout_s: float) -> StagedWrite:
-        """Begin one part of a batch; it replaces a part of the same name."""
+        """Begin one part of a batch; a part of the same name is replaced."""
         part = f"{batch.transaction_id}/{batch.number}/{name}"
         producer = self._coordinator.begin(part, timeout_s=timeout_s, batch=batch)
         return StagedWrite(None if producer is None else self._writer(part, producer))
@@ -141,20 +142,20 @@ class TransactionalClient(ABC):
     ) -> wire.StagedPublication:
         """Commit the staged parts of a batch together; has no effect when repeated.
 
-        Parts of this or an earlier batch that are not named are discarded.
+        Parts of this or an earlier batch that are not in ``refs`` are discarded.
 
         Args:
             transaction_id: the id under which batches are committed.
-            batch_id: larger than the last one committed; or the same, for a repeat.
-            refs: references to the finished parts; empty ones are ignored.
+            batch_id: larger than that of the last committed batch; the same for a repeat.
+            refs: the references of the finished parts; empty ones are ignored.
             fingerprint: the fingerprint of the batch; a repeat must have the same.
-            offsets: to commit with it, by consumer group without members.
+            offsets: the offsets to commit with the batch, by consumer group without members.
 
         Raises:
             GroupInUseError: one of the groups has members.
             InvalidRequestError: an argument is of the wrong type.
-            UnknownTransactionError: a part does not exist (any longer): stage the batch again.
-            BatchSupersededError: a larger batch was committed.
+            UnknownTransactionError: a part does not exist (any more): stage the batch again.
+            BatchSupersededError: a batch with a larger number was committed.
             FingerprintMismatchError: the batch was committed with another fingerprint.
         """
         batch = _batch(transaction_id, batch_id)
@@ -162,7 +163,7 @@ class TransactionalClient(ABC):
         if not isinstance(fingerprint, str):
             raise InvalidRequestError(f"fingerprint must be text, got {fingerprint!r}")
         if offsets:
-            # The fixed name makes a repeated attempt replace the part of the one before.
+            # With the fixed name a repeated attempt replaces the part of the attempt before.
             with self._stage(OFFSETS_PART, batch, timeout_s=TIMEOUT_S) as stage:
                 for group, committed in offsets.items():
                     stage.commit_offsets(group, committed)
@@ -176,7 +177,7 @@ class TransactionalClient(ABC):
         return self._coordinator.publish(request)
 
     def last_published(self, transaction_id: str) -> wire.StagedPublication | None:
-        """Return the last batch committed under a transaction id; None if there is none."""
+        """Return the last batch committed under a transaction id, or None."""
         return self._coordinator.last_published(text(transaction_id, "a transaction"))
 
 
@@ -184,7 +185,7 @@ def _batch(transaction_id: str, number: int) -> wire.StagedBatchRef:
     """Return a reference to a batch.
 
     Raises:
-        InvalidRequestError: the id is not text, or the number not whole.
+        InvalidRequestError: the id is not text, or the number is not a whole number.
     """
     return wire.StagedBatchRef(
         text(transaction_id, "a transaction"), whole_number(number, "a batch")

@@ -1,8 +1,8 @@
-"""The writer behind transactions and staged writes: producers whose records await one decision.
+"""The writer behind transactions and staged writes: its producers' records are decided together.
 
 Rules: a record that is not certainly stored prevents the commit. Calls to the coordinator may be
-repeated, so they are until answered. Safe to use from several threads, as producers are. Must not
-know who decides, nor when.
+repeated, so they are repeated until answered. Safe to use from several threads, as producers are.
+Must not know who decides, nor when.
 """
 
 import contextlib
@@ -33,14 +33,14 @@ class ProducerMaker(Protocol):
 
 
 class TransactionalWriter:
-    """The producers of a transaction and its calls to the coordinator.
+    """The producers of a transaction, and its calls to the coordinator.
 
     Args:
-        calls: to the coordinator.
+        calls: the calls to the coordinator.
         make_producer: makes the producer of a stream.
         positions: the store of committed offsets.
         id_: the id of the transaction.
-        producer: its producer id and epoch.
+        producer: the producer id and epoch of the transaction.
     """
 
     def __init__(
@@ -89,16 +89,16 @@ class TransactionalWriter:
         return bool(self._ended)
 
     def check_open(self) -> None:
-        """Raise if it has ended.
+        """Raise an error if the transaction has ended.
 
         Raises:
-            InvalidRequestError: it has.
+            InvalidRequestError: it has ended.
         """
         if self._ended:
             raise InvalidRequestError(f"transaction {self.id!r} was {self._ended}; begin another")
 
     def _open_partitions(self, stream: str, numbers: Collection[int]) -> None:
-        """Have the coordinator add partitions that are new in the transaction."""
+        """Have the coordinator add the partitions that the transaction has not used before."""
         if all((stream, number) in self._added_partitions for number in numbers):
             return
         with self._lock:
@@ -109,13 +109,12 @@ class TransactionalWriter:
                 self._added_partitions.update(missing)
 
     def commit_offsets(self, group: str, offsets: Offsets, owner: Owner) -> None:
-        """Add offsets to the transaction; no other commit may change them until it ends.
+        """Add offsets to the transaction; until it ends no other commit can change them.
 
         Raises:
-            GroupInUseError: the group has members, and the owner is none.
-            UnknownMemberError, StaleMemberError: the partitions are not (or no longer) the
-                member's.
-            ProducerFencedError, TransactionAbortedError: the transaction is over.
+            GroupInUseError: the group has members, and the owner is none of them.
+            UnknownMemberError, StaleMemberError: the member does not own the partitions (any more).
+            ProducerFencedError, TransactionAbortedError: the transaction has ended.
         """
         if not offsets:
             return
@@ -125,7 +124,7 @@ class TransactionalWriter:
         self._positions.commit_in(self.producer, group, offsets, owner=owner)
 
     def watch(self, future: AckFuture[Any]) -> None:
-        """Note a failure of this future, whoever else examines it."""
+        """Note a failure of this future, even if others examine it."""
         Future.add_done_callback(future, self._done)
 
     def _done(self, future: "Future[Any]") -> None:
@@ -137,7 +136,7 @@ class TransactionalWriter:
         """Wait until every record is stored.
 
         Raises:
-            StrandlineError: one was not stored, or its outcome is unknown.
+            StrandlineError: a record was not stored, or may not be.
         """
         for producer in list(self._producers.values()):
             producer.flush()
@@ -145,7 +144,7 @@ class TransactionalWriter:
             raise self._failure
 
     def end(self, how: str) -> None:
-        """End the producers; nothing more is appended."""
+        """End the producers; nothing more can be appended."""
         with self._lock:
             self._ended = how
             producers, self._producers = list(self._producers.values()), {}
@@ -153,10 +152,10 @@ class TransactionalWriter:
             producer.abandon()
 
     def abort(self) -> None:
-        """Abort at the coordinator, unless it has ended."""
+        """Abort at the coordinator, unless the transaction has ended."""
         if self._ended:
             return
         self.end("aborted")
-        # Already fenced or aborted: nothing of it is committed in any case.
+        # It was fenced or aborted before: in both cases none of it is committed.
         with contextlib.suppress(ProducerFencedError, TransactionAbortedError):
             self.calls.end(self.id, self.producer, commit=False)

@@ -89,11 +89,11 @@ async def test_a_broker_is_ready_once_its_copies_are_in_sync(cluster, kit):
     await cluster.start(lost)
     broker = cluster.brokers[lost]
     replicas = broker.membership.replicas
-    given = replicas.given(cluster.partition(lost).log_id)
+    given = replicas.assigned(cluster.partition(lost).log_id)
     if lost not in given.isr:
         assert cluster_metrics.why_behind(replicas) == "1 of 1 copies here are not in sync yet"
     await kit.until(lambda: not broker.why_not_ready, seconds=20)
-    assert lost in replicas.given(cluster.partition(lost).log_id).isr
+    assert lost in replicas.assigned(cluster.partition(lost).log_id).isr
 
 
 async def test_a_broker_that_is_cut_off_is_not_ready(cluster, kit):
@@ -156,10 +156,10 @@ class Drivers:
             for log_id, (_, led, _, rejection) in self.shapes.items()
         }
 
-    def given(self, log_id):
+    def assigned(self, log_id):
         return self.shapes[log_id][0]
 
-    def has_way(self, log_id):
+    def can_commit(self, log_id):
         return self.shapes[log_id][2]
 
 

@@ -54,7 +54,7 @@ class World:
         self.telemetry = Telemetry()
         self.starts = LogStarts(self, self, reclaimer=self, telemetry=self.telemetry)
 
-    def given(self, log_id):
+    def assigned(self, log_id):
         return image(10).streams["s"].partitions[0] if log_id == 5 else None
 
     def not_leader(self, partition):
@@ -80,7 +80,9 @@ class World:
 @pytest.fixture
 async def world():
     made = World()
-    running = [asyncio.create_task(each) for each in (made.starts.run(), made.starts.shorten())]
+    running = [
+        asyncio.create_task(each) for each in (made.starts.run(), made.starts.delete_records())
+    ]
     yield made
     for task in running:
         task.cancel()
@@ -145,16 +147,16 @@ async def test_what_cannot_be_removed_is_logged(world, caplog):
 
 async def test_what_retention_wants_is_proposed_by_the_leader(world, caplog):
     """The newest wish, with the partition's version; one that fails is proposed again later."""
-    world.starts.want_deleted(FakePartition(log_id=6), 40)
-    world.starts.want_deleted(FakePartition(), 40)
-    world.starts.want_deleted(FakePartition(), 45)
+    world.starts.propose_deletion(FakePartition(log_id=6), 40)
+    world.starts.propose_deletion(FakePartition(), 40)
+    world.starts.propose_deletion(FakePartition(), 45)
     await until_async(lambda: world.commands)
     assert world.commands == [MoveLogStarts((LogStart(AT, 45),))]
     world.error = UnavailableError("no quorum")
-    world.starts.want_deleted(FakePartition(), 46)
+    world.starts.propose_deletion(FakePartition(), 46)
     await until_async(lambda: "retention could not be decided" in caplog.text)
     world.error = None
-    world.starts.want_deleted(FakePartition(), 47)
+    world.starts.propose_deletion(FakePartition(), 47)
     await until_async(lambda: len(world.commands) == 3)
     assert world.commands[-1] == MoveLogStarts((LogStart(AT, 47),))
 
@@ -167,9 +169,9 @@ async def test_an_operator_deletes_committed_records_only(world, offset, outcome
     """What is gone already needs no decision."""
     if outcome == "error":
         with pytest.raises(OffsetOutOfRangeError, match="its high watermark is 80"):
-            await world.starts.truncate(FakePartition(), offset)
+            await world.starts.delete_before(FakePartition(), offset)
     else:
-        await world.starts.truncate(FakePartition(), offset)
+        await world.starts.delete_before(FakePartition(), offset)
     moved = [MoveLogStarts((LogStart(AT, outcome),))] if isinstance(outcome, int) else []
     assert world.commands == moved
 
@@ -178,7 +180,7 @@ async def test_an_operator_deletes_committed_records_only(world, offset, outcome
 async def test_only_the_leader_of_the_newest_epoch_decides(world, case):
     """Others are sent to it."""
     replica = world.drivers[5].replica
-    assert world.starts.led(FakePartition()) == AT
+    assert world.starts.led_partition(FakePartition()) == AT
     if case == "follower":
         replica.leader = None
     elif case == "earlier epoch":
@@ -186,9 +188,9 @@ async def test_only_the_leader_of_the_newest_epoch_decides(world, case):
     else:
         world.drivers.clear()
     with pytest.raises(NotLeaderError):
-        world.starts.led(FakePartition())
+        world.starts.led_partition(FakePartition())
     with pytest.raises(NotLeaderError):
-        await world.starts.truncate(FakePartition(), 50)
-    world.starts.want_deleted(FakePartition(), 50)
+        await world.starts.delete_before(FakePartition(), 50)
+    world.starts.propose_deletion(FakePartition(), 50)
     await asyncio.sleep(0.01)
     assert world.commands == []

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from strandline.broker.cluster.force_recover import force_recover, what_is_left
+from strandline.broker.cluster.force_recover import force_recover, unsafe_partitions
 from strandline.config import StreamConfig
 from strandline.core.metadata.image import MetadataImage, PartitionImage, StreamImage
 from strandline.errors import DataDirLockedError, InvalidConfigError, InvalidRequestError
@@ -62,7 +62,7 @@ def test_what_may_be_missing_is_named():
     ]
     config = StreamConfig(name="s", subject="s", partitions=4)
     stream = StreamImage(config=config, created_ns=1, partitions=tuple(copies))
-    in_doubt, without_copy = what_is_left(MetadataImage(streams={"s": stream}), me)
+    in_doubt, without_copy = unsafe_partitions(MetadataImage(streams={"s": stream}), me)
     assert [str(name) for name in in_doubt] == ["s/1"]
     assert [str(name) for name in without_copy] == ["s/3"]
 

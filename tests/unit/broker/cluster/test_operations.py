@@ -154,7 +154,7 @@ async def test_what_retention_decided_is_not_done_to_a_stream_recreated(cluster,
     leader = await cluster.leader()
     broker, other = cluster.brokers[leader], next(n for n in (1, 2, 3) if n != leader)
     async with broker.membership.admin._lock:  # its commands wait
-        broker.log_starts.want_deleted(cluster.partition(leader), 3)
+        broker.log_starts.propose_deletion(cluster.partition(leader), 3)
         await cluster.brokers[other].delete_stream("s")
         await cluster.create(at=other)
         await cluster.put("x")

@@ -231,4 +231,4 @@ async def test_a_disk_that_stays_full_is_told_of_once(broker, write, kit, clock,
         disk.heal()
         clock.advance_ms(31_000)
         await kit.until(lambda: not broker._storage.journal.bytes_since_recycle)
-        assert caplog.text.count("no checkpoint now, will try again: ") == times
+        assert caplog.text.count("checkpoint failed and will be tried again: ") == times

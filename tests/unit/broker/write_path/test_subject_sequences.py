@@ -183,7 +183,7 @@ async def test_what_cannot_be_read_rejects_what_waits(world, caplog):
         world.sequences.check("a", 6)
     await until_async(lambda: world.held.done)
     assert world.held.done == [world.retention.error]
-    assert "cannot be read back: disk" in caplog.text
+    assert "cannot be loaded: disk" in caplog.text
     world.retention.error = None
     assert world.last("a") == 6
 

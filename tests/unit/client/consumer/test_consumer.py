@@ -447,7 +447,7 @@ def test_a_store_of_positions_that_is_away_is_asked_and_told_of_seldom(caplog):
     store.is_away, store.named_broker = True, 0
     busy_polls(consumer, 1.0)
     assert 2 <= store.named_broker <= 8
-    assert len([text for text in caplog.messages if "not committed" in text]) == 1
+    assert len([text for text in caplog.messages if "could not be committed" in text]) == 1
     store.is_away = False
     consumer.close()
     assert store.committed == {PartitionName("s", 0): END, PartitionName("s", 1): END}

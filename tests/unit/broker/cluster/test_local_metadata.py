@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from strandline.broker.cluster.remembered import remembered
+from strandline.broker.cluster.local_metadata import load_local_metadata
 from strandline.config import StreamConfig
 from strandline.core.metadata.apply import apply_entry
 from strandline.core.metadata.commands import CreateStream, encode_entry
@@ -31,7 +31,7 @@ def store():
 
 def test_a_snapshot_alone_is_all_of_it(store):
     """Its place and members are the newest that are known."""
-    found = remembered(store, FOUNDERS)
+    found = load_local_metadata(store, FOUNDERS)
     assert set(found.machine.image.streams) == {"a"}
     assert found[1:] == (FOUNDERS, 5, 2)
 
@@ -43,6 +43,6 @@ def test_entries_come_on_top(store):
         RaftEntry(7, 3, Kind.MEMBERS, encode_members(LATER)),
         RaftEntry(8, 4, Kind.NOTHING, b""),
     ]
-    found = remembered(store, FOUNDERS)
+    found = load_local_metadata(store, FOUNDERS)
     assert set(found.machine.image.streams) == {"a", "b"}
     assert found[1:] == (LATER, 8, 4)

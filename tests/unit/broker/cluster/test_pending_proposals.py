@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from strandline.broker.cluster.wanted import PendingProposals
+from strandline.broker.cluster.pending_proposals import PendingProposals
 
 
 @pytest.fixture

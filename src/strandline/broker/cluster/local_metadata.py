@@ -1,7 +1,7 @@
-"""The metadata on one broker's disk, read without the others.
+"""The metadata on one broker's disk, read without the other brokers.
 
-It may lack newer decisions and have entries that were never committed. It is enough to find the
-replicas on this disk, and for an operator who makes this broker the only voter.
+It may lack newer decisions, and may have entries that were never committed. That is enough to find
+the replicas on this disk, and for an operator who makes this broker the only voter.
 """
 
 from typing import NamedTuple
@@ -16,10 +16,10 @@ class LocalMetadata(NamedTuple):
     """The metadata on a broker's disk.
 
     Attributes:
-        machine: with every entry on the disk applied.
-        members: of the quorum, according to the last membership entry.
-        last_index: of the last entry.
-        term: of the last entry.
+        machine: the image, with every entry on the disk applied.
+        members: the quorum's members, according to the last membership entry.
+        last_index: the index of the last entry.
+        term: the term of the last entry.
     """
 
     machine: MetadataMachine
@@ -28,12 +28,12 @@ class LocalMetadata(NamedTuple):
     term: Term
 
 
-def remembered(store: QuorumStore, founders: Members) -> LocalMetadata:
+def load_local_metadata(store: QuorumStore, founders: Members) -> LocalMetadata:
     """Load the metadata from a broker's disk.
 
     Raises:
-        CorruptBatchError: it is corrupt.
-        UnavailableError: it cannot be read.
+        CorruptBatchError: the metadata is corrupt.
+        UnavailableError: the metadata cannot be read.
     """
     _, snapshot, entries = store.load(founders)
     machine = MetadataMachine(lambda: None)
