@@ -1,6 +1,7 @@
-"""The state that all connections of one NATS listener share: its name, path and lines of acks.
+"""The state that all connections of one NATS listener share: its name and the path of messages.
 
-Rules: a connection gets this state when it is made, and knows neither the listener that accepts it
+Rules: a connection gets this state when it is created. It knows neither the listener that accepts
+    it
 nor the client that connects it.
 """
 
@@ -15,8 +16,8 @@ class IngestState:
     Args:
         broker: the broker that stores records.
         name: the listener's name in metrics.
-        ingest: shared by all listeners.
-        ack_lines: the lines of acks on these connections.
+        ingest: appends messages; shared by all listeners.
+        ack_lines: encodes the PubAcks for these connections.
     """
 
     def __init__(
@@ -29,4 +30,4 @@ class IngestState:
         self.ack_lines = ack_lines
         broker.telemetry.count_listener(name)
         self.received = broker.telemetry.messages_received
-        """Of each listener; without the lock, since only the loop counts those of this one."""
+        """Messages received, by listener; needs no lock, since only the loop counts this one's."""
