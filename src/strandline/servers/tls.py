@@ -143,10 +143,10 @@ def name_of(certificate: dict[str, Any]) -> str | None:
 
 
 def calling_own_context(config: TlsConfig) -> ssl.SSLContext:
-    """Return a context for our own connection to the child nats-server.
+    """Return a context for the broker's connection to its child nats-server.
 
-    It trusts only our own certificate and does not check its name, which need not match this
-    address.
+    It trusts only the broker's own certificate and does not check the name in it, which need not
+    match this address.
 
     Raises:
         InvalidConfigError: a file is missing or invalid.
@@ -167,8 +167,8 @@ def calling_context(config: TlsConfig, *, authority: str) -> ssl.SSLContext:
     """Return a context for connections to external NATS servers, whose names are checked.
 
     Args:
-        config: our settings; with TLS on, servers that ask get our certificate.
-        authority: the PEM file of their authority; empty: the system's authorities.
+        config: the broker's settings; with TLS on, servers that ask get its certificate.
+        authority: the PEM file of the servers' authority; empty: the system's authorities.
 
     Raises:
         InvalidConfigError: a file is missing or invalid.

@@ -23,7 +23,7 @@ from strandline.servers.nats.ingest_state import IngestState
 from strandline.servers.nats.jetstream.api import JetStreamApi
 from strandline.servers.nats.nats_connection import NatsConnection
 from strandline.servers.nats.ports import BrokerPort
-from strandline.servers.nats.replies import AckLines
+from strandline.servers.nats.replies import PubAckLines
 from strandline.servers.nats.server_link import (
     HANDSHAKE_TIMEOUT_S,
     Login,
@@ -74,7 +74,7 @@ class NatsClient:
         peer_subject: bytes = b"",
     ) -> None:
         self._broker = broker
-        self.shared = IngestState(broker, "nats", ingest=ingest, ack_lines=AckLines(b"PUB "))
+        self.shared = IngestState(broker, "nats", ingest=ingest, ack_lines=PubAckLines(b"PUB "))
         self._is_alone = is_alone
         self._jetstream = jetstream
         self.api = api

@@ -59,7 +59,7 @@ from strandline.servers.nats.protocol import (
     encode_message_with_headers,
 )
 from strandline.servers.nats.receivers import LocalClient, LocalInbox, Receivers
-from strandline.servers.nats.replies import AckLines, error_reply, pub_ack
+from strandline.servers.nats.replies import PubAckLines, error_reply, pub_ack
 from strandline.servers.round_budget import RoundBudget
 from strandline.servers.tls import certificate_name
 from strandline.types import Offset, PartitionName
@@ -72,8 +72,8 @@ HANDSHAKE_TIMEOUT_S = 5.0
 OKAY: Final = b"+OK\r\n"
 JETSTREAM: Final = b"$JS."
 API_SUBJECTS: Final = b"$JS.API."
-ACKS: Final = b"$JS.ACK."
-REQUESTS: Final = (API_SUBJECTS, ACKS, b"$JS.FC.")
+CONSUMER_ACKS: Final = b"$JS.ACK."
+REQUESTS: Final = (API_SUBJECTS, CONSUMER_ACKS, b"$JS.FC.")
 """Prefixes of the subjects that the JetStream API handles."""
 QUOTA_HOLD_S: Final = 2.0
 """The longest wait of a publisher over its quota for its ack; standard clients wait 5 s."""
@@ -114,7 +114,7 @@ class PublisherState(IngestState):
         api: JetStreamApi | None = None,
         receivers: Receivers | None = None,
     ) -> None:
-        super().__init__(broker, "ingest", ingest=ingest, ack_lines=AckLines(b"MSG "))
+        super().__init__(broker, "ingest", ingest=ingest, ack_lines=PubAckLines(b"MSG "))
         self.access = Access(config, broker)
         self.metering = metering or Metering(broker)
         self.routes = routes
@@ -166,7 +166,7 @@ class PublisherConnection(MessageReader):
         self._guard = PublishGuard(shared.access, shared.metering) if shared.access.is_on else None
         self._options = ClientOptions()
         self._inboxes = Inboxes()
-        self._acks: list[Message] = []
+        self._consumer_acks: list[Message] = []
         """Acknowledgements of deliveries, collected to be passed on together."""
         receivers = shared.receivers
         self._local = LocalClient(self, self._inboxes, receivers) if receivers is not None else None
@@ -260,7 +260,7 @@ class PublisherConnection(MessageReader):
                 route.partition.append(payload, subject=route.subject, ack_sink=self, token=reply)
             if self._options.verbose:
                 self.output.append(OKAY)
-        self._hand_over_acks()
+        self._pass_on_consumer_acks()
         if messages:
             self._messages += messages
             self._has_spoken = True
@@ -273,19 +273,19 @@ class PublisherConnection(MessageReader):
             return False
         if guard is None or self._may_publish(subject, reply):
             if subject.startswith(API_SUBJECTS):
-                self._hand_over_acks()
+                self._pass_on_consumer_acks()
                 api.take(subject, reply, block=block, payload=payload, link=self)
             else:
-                self._acks.append(message)
+                self._consumer_acks.append(message)
         if self._options.verbose:
             self.output.append(OKAY)
         return True
 
-    def _hand_over_acks(self) -> None:
+    def _pass_on_consumer_acks(self) -> None:
         """Pass the collected acknowledgements of deliveries to the API."""
-        acks, self._acks = self._acks, []
+        acks, self._consumer_acks = self._consumer_acks, []
         if acks and self._shared.api is not None:
-            self._shared.api.take_acks(acks, self)
+            self._shared.api.take_consumer_acks(acks, self)
 
     def _take_many(self, events: Sequence[Event]) -> bool:
         """Handle events if all are plain messages, or all acknowledgements; else return False."""
@@ -297,9 +297,11 @@ class PublisherConnection(MessageReader):
         ):
             return False
         if events[0][0].startswith(JETSTREAM):
-            if shared.api is None or not all(message[0].startswith(ACKS) for message in events):
+            if shared.api is None or not all(
+                message[0].startswith(CONSUMER_ACKS) for message in events
+            ):
                 return False
-            shared.api.take_acks(events, self)
+            shared.api.take_consumer_acks(events, self)
         elif not shared.ingest.append_many(shared.routes, events, self):
             return False
         self._messages += len(events)
@@ -366,7 +368,7 @@ class PublisherConnection(MessageReader):
             if self._guard is not None:
                 self._guard.refresh()
         except StrandlineError as error:
-            self.fail(_farewell(error))
+            self.fail(_disconnect_reason(error))
         return self.is_open
 
     def check_identity(self) -> None:
@@ -375,7 +377,7 @@ class PublisherConnection(MessageReader):
             if self._guard is not None:
                 self._guard.check_current()
         except StrandlineError as error:
-            self.fail(_farewell(error))
+            self.fail(_disconnect_reason(error))
 
     def _expect_identity(self) -> None:
         """Limit the time in which the client must identify itself."""
@@ -407,7 +409,7 @@ class PublisherConnection(MessageReader):
         except UNDECODABLE:
             self.fail("Parser Error")
         except StrandlineError as error:
-            self.fail(_farewell(error))
+            self.fail(_disconnect_reason(error))
         else:
             self.parser.payload_max = self._shared.payload_max
             self._count_for(self._guard.caller)
@@ -693,6 +695,6 @@ class PublisherConnection(MessageReader):
             self.fail("too many half-sent messages on this server")
 
 
-def _farewell(error: StrandlineError) -> str:
+def _disconnect_reason(error: StrandlineError) -> str:
     """Return nats-server's error text for a client that is disconnected."""
     return TRY_AGAIN if isinstance(error, UnavailableError) else NOBODY

@@ -347,10 +347,10 @@ class NatsFrontEnd:
         )
         await self._child.start()
         if self._accounts is not None:
-            await self._watch_door(self._accounts, tls)
+            await self._start_authorization(self._accounts, tls)
         return self._child_url()
 
-    async def _watch_door(self, accounts: "Accounts", tls: ssl.SSLContext | None) -> None:
+    async def _start_authorization(self, accounts: "Accounts", tls: ssl.SSLContext | None) -> None:
         """Start to answer the child's authorization requests."""
         from strandline.servers.nats.auth_callout import AuthCalloutHandler
         from strandline.servers.nats.certificates import certificate_name

@@ -7,7 +7,7 @@ nor the client that connects it.
 
 from strandline.servers.nats.ingest import MessageIngest
 from strandline.servers.nats.ports import BrokerPort
-from strandline.servers.nats.replies import AckLines
+from strandline.servers.nats.replies import PubAckLines
 
 
 class IngestState:
@@ -21,7 +21,7 @@ class IngestState:
     """
 
     def __init__(
-        self, broker: BrokerPort, name: str, *, ingest: MessageIngest, ack_lines: AckLines
+        self, broker: BrokerPort, name: str, *, ingest: MessageIngest, ack_lines: PubAckLines
     ) -> None:
         self.broker = broker
         self.name = name

@@ -49,8 +49,8 @@ PEERS: Final = b"peers"
 """The sids of subscriptions that belong to no stream; those of streams are numbers."""
 API_PREFIX: Final = PREFIX.encode()
 BUCKETS: Final = b"$KV."
-ACKS: Final = b"$JS.ACK."
-ACK_SUBJECTS: Final = (b"$JS.ACK.%b.>", b"$JS.FC.%b.>")
+CONSUMER_ACKS: Final = b"$JS.ACK."
+CONSUMER_ACK_SUBJECTS: Final = (b"$JS.ACK.%b.>", b"$JS.FC.%b.>")
 """The subjects of acknowledgements by a stream's consumers; each is also its sid."""
 
 
@@ -79,9 +79,9 @@ class NatsConnection(ServerLink):
         self._sids: dict[str, dict[Binding, bytes]] = {}
         """The subscriptions of each stream: binding → sid."""
         self._tables: dict[bytes, RouteTable] = {}
-        self._acked: set[bytes] = set()
+        self._consumer_ack_sids: set[bytes] = set()
         """Sids of the subscriptions to consumers' acknowledgements."""
-        self._acks: list[Message] = []
+        self._consumer_acks: list[Message] = []
         """Acknowledgements of deliveries, collected to be passed on together."""
         self._last_sid = 0
         # Other brokers answer requests with records, which only this broker may receive.
@@ -130,7 +130,7 @@ class NatsConnection(ServerLink):
             else:
                 taker: ReplySink = self._sole if route.is_shared else self
                 route.partition.append(payload, subject=route.subject, ack_sink=taker, token=reply)
-        self._hand_over_acks()
+        self._pass_on_consumer_acks()
         shared.received[shared.name] += messages
 
     def _take_many(self, events: Sequence[Event]) -> bool:
@@ -140,9 +140,9 @@ class NatsConnection(ServerLink):
         subject, sid, *_ = events[0]
         table = self._tables.get(sid)
         route = table.remembered.get(subject) if table is not None else None
-        if table is None and sid.startswith(ACKS):
-            self._acks += events
-            self._hand_over_acks()
+        if table is None and sid.startswith(CONSUMER_ACKS):
+            self._consumer_acks += events
+            self._pass_on_consumer_acks()
             return True
         if table is None or route is None:
             return False
@@ -202,10 +202,10 @@ class NatsConnection(ServerLink):
     def _take_other(self, message: Message) -> None:
         subject, sid, reply, block, payload = message
         if sid == API and self._api is not None:
-            self._hand_over_acks()
+            self._pass_on_consumer_acks()
             self._take_request(self._api, message)
         if sid.startswith(b"$JS."):
-            self._acks.append(message)
+            self._consumer_acks.append(message)
         if sid == PEERS and reply is not None:
             self.deliver(reply, b"")
         if sid == EVENTS and self._on_message is not None:
@@ -228,11 +228,11 @@ class NatsConnection(ServerLink):
         if route is not None and route.groups:
             ingest.take(route, reply, block=block, payload=payload, sink=self)
 
-    def _hand_over_acks(self) -> None:
+    def _pass_on_consumer_acks(self) -> None:
         """Pass the collected acknowledgements of deliveries to the API."""
-        acks, self._acks = self._acks, []
+        acks, self._consumer_acks = self._consumer_acks, []
         if acks and self._api is not None:
-            self._api.take_acks(acks, self)
+            self._api.take_consumer_acks(acks, self)
 
     # Subscriptions
 
@@ -301,7 +301,9 @@ class NatsConnection(ServerLink):
 
     def unsubscribe_all(self) -> None:
         """End all subscriptions; messages in flight are still handled."""
-        self.write(b"".join(map(encode_unsubscribe, (*self._tables, *self._acked, API, PEERS))))
+        self.write(
+            b"".join(map(encode_unsubscribe, (*self._tables, *self._consumer_ack_sids, API, PEERS)))
+        )
 
     is_shared = True
     """True: every client at nats-server that subscribes to an inbox receives what is sent there."""
@@ -310,16 +312,16 @@ class NatsConnection(ServerLink):
         """Return the receiver of what a consumer delivers for a pull: all clients at an inbox."""
         return inbox
 
-    def subscribe_acks(self, stream: str) -> None:
+    def subscribe_consumer_acks(self, stream: str) -> None:
         """Subscribe to the acknowledgements of a stream's consumers."""
-        subjects = [each % stream.encode() for each in ACK_SUBJECTS]
-        self._acked.update(subjects)
+        subjects = [each % stream.encode() for each in CONSUMER_ACK_SUBJECTS]
+        self._consumer_ack_sids.update(subjects)
         self.write(b"".join(encode_subscribe(each, each) for each in subjects))
 
-    def unsubscribe_acks(self, stream: str) -> None:
+    def unsubscribe_consumer_acks(self, stream: str) -> None:
         """Unsubscribe from the acknowledgements of a stream's consumers."""
-        subjects = [each % stream.encode() for each in ACK_SUBJECTS]
-        self._acked.difference_update(subjects)
+        subjects = [each % stream.encode() for each in CONSUMER_ACK_SUBJECTS]
+        self._consumer_ack_sids.difference_update(subjects)
         self.write(b"".join(map(encode_unsubscribe, subjects)))
 
     # Replies to publishers

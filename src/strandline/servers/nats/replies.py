@@ -83,7 +83,7 @@ def error_body(error: StrandlineError) -> dict[str, object]:
     return {"code": code, "err_code": number, "description": error.message[:DESCRIPTION_MAX]}
 
 
-class AckLines:
+class PubAckLines:
     """An encoder for the lines with PubAcks on one listener's connections.
 
     Args:

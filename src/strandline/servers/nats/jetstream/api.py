@@ -108,11 +108,11 @@ class ServerApiLink(ApiLink, Protocol):
         """Send a request; return the answer, or None if there are no responders."""
         ...
 
-    def subscribe_acks(self, stream: str) -> None:
+    def subscribe_consumer_acks(self, stream: str) -> None:
         """Subscribe to the acknowledgements of a stream's consumers."""
         ...
 
-    def unsubscribe_acks(self, stream: str) -> None:
+    def unsubscribe_consumer_acks(self, stream: str) -> None:
         """Unsubscribe from the acknowledgements of a stream's consumers."""
         ...
 
@@ -158,11 +158,11 @@ class ApiRequest(NamedTuple):
 Handler = Callable[[ApiRequest], Awaitable[ApiReply]]
 
 
-AckHandler = Callable[[Sequence[Message], ApiLink], None]
+ConsumerAckHandler = Callable[[Sequence[Message], ApiLink], None]
 """A function that handles acknowledgements of deliveries that arrived together."""
 
 
-def _ignore_acks(messages: Sequence[Message], link: ApiLink) -> None:
+def _ignore_consumer_acks(messages: Sequence[Message], link: ApiLink) -> None:
     """Do nothing: without consumers there is nothing to acknowledge."""
 
 
@@ -185,9 +185,9 @@ class JetStreamApi:
         self.broker = broker
         self.domain = domain
         self.handlers: dict[str, Handler] = {"": _unknown}
-        self._handle_acks: AckHandler = _ignore_acks
+        self._handle_consumer_acks: ConsumerAckHandler = _ignore_consumer_acks
         self._link: ServerApiLink | None = None
-        self._acked: set[str] = set()
+        self._followed: set[str] = set()
         """The streams to whose consumers' acknowledgements this broker subscribes."""
         self.requests = self.errors = 0
         """The numbers of requests and of errors answered by this broker."""
@@ -203,33 +203,33 @@ class JetStreamApi:
 
     # Acknowledgements of deliveries
 
-    def on_acks(self, handler: AckHandler) -> None:
+    def on_consumer_acks(self, handler: ConsumerAckHandler) -> None:
         """Set the handler of acknowledgements."""
-        self._handle_acks = handler
+        self._handle_consumer_acks = handler
 
-    def take_acks(self, messages: Sequence[Message], link: ApiLink) -> None:
+    def take_consumer_acks(self, messages: Sequence[Message], link: ApiLink) -> None:
         """Handle acknowledgements that arrived together over a connection."""
-        self._handle_acks(messages, link)
+        self._handle_consumer_acks(messages, link)
 
     def attach(self, link: ServerApiLink) -> None:
         """Use a new connection to nats-server, and subscribe to acknowledgements over it."""
         self._link = link
-        for stream in self._acked:
-            link.subscribe_acks(stream)
+        for stream in self._followed:
+            link.subscribe_consumer_acks(stream)
 
-    def follow_acks(self, stream: str) -> None:
+    def follow_consumer_acks(self, stream: str) -> None:
         """Start to receive the acknowledgements of a stream's consumers."""
-        if stream not in self._acked:
-            self._acked.add(stream)
+        if stream not in self._followed:
+            self._followed.add(stream)
             if self._link is not None:
-                self._link.subscribe_acks(stream)
+                self._link.subscribe_consumer_acks(stream)
 
-    def unfollow_acks(self, stream: str) -> None:
+    def unfollow_consumer_acks(self, stream: str) -> None:
         """Stop to receive them, because another broker leads or the stream has no consumers."""
-        if stream in self._acked:
-            self._acked.remove(stream)
+        if stream in self._followed:
+            self._followed.remove(stream)
             if self._link is not None:
-                self._link.unsubscribe_acks(stream)
+                self._link.unsubscribe_consumer_acks(stream)
 
     @property
     def prefix(self) -> str:

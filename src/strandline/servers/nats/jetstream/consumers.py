@@ -171,7 +171,7 @@ class ConsumerCalls:
         """Streams that this broker may have begun to lead; their consumers are not loaded yet."""
         api.broker.on_image(self._review)
         api.broker.on_leading(self._adopt_soon)
-        api.on_acks(self._take_acks)
+        api.on_consumer_acks(self._take_acks)
         store.on_group_deleted(self._group_deleted)
         api.handlers |= {
             "CONSUMER.CREATE": self._create,
@@ -249,14 +249,14 @@ class ConsumerCalls:
     def _runner(self, view: JetStreamView, led: LedConsumers, kept: KeptConsumer) -> ConsumerRunner:
         runner = ConsumerRunner(self._host, view.name, led.partition, kept=kept)
         led.runners[kept.config.name] = runner
-        self._api.follow_acks(view.name)
+        self._api.follow_consumer_acks(view.name)
         return runner
 
     def _removed(self, led: LedConsumers, runner: ConsumerRunner) -> None:
         """Note that a consumer no longer runs here."""
         led.runners.pop(runner.config.name, None)
         if not led.runners:
-            self._api.unfollow_acks(runner.stream)
+            self._api.unfollow_consumer_acks(runner.stream)
 
     def _review(self) -> None:
         """Stop the consumers of streams that this broker no longer leads."""
@@ -277,7 +277,8 @@ class ConsumerCalls:
     async def _adopt_forever(self) -> None:
         """Load the consumers of streams that this broker has begun to lead, until cancelled.
 
-        Nobody asks for those that push, or whose clients wait for an answer to an acknowledgement.
+        They are loaded without a request, because none comes for push consumers, nor from clients
+        that wait for the answer to an acknowledgement.
         """
         while True:
             await self._adopted.wait()
@@ -303,7 +304,7 @@ class ConsumerCalls:
             if view is None or view.stream.name not in names or not view.partitions[0].is_led:
                 continue
             # First, because clients may be acknowledging what the previous leader has delivered.
-            self._api.follow_acks(view.name)
+            self._api.follow_consumer_acks(view.name)
             try:
                 led = await self._loaded(view)
             except (StrandlineError, ApiRejection) as error:
@@ -311,7 +312,7 @@ class ConsumerCalls:
                 failed.add(view.stream.name)
             else:
                 if not led.runners:
-                    self._api.unfollow_acks(view.name)
+                    self._api.unfollow_consumer_acks(view.name)
         return failed
 
     def _replaced(self, led: LedConsumers, view: JetStreamView) -> None:
@@ -321,7 +322,7 @@ class ConsumerCalls:
     def _give_up(self, led: LedConsumers, why: str) -> None:
         self._led.pop(led.name, None)
         for runner in led.runners.values():
-            self._api.unfollow_acks(runner.stream)
+            self._api.unfollow_consumer_acks(runner.stream)
         self._spawn(self._close([led], why))
 
     async def _close(self, several: list[LedConsumers], why: str) -> None:
@@ -584,7 +585,7 @@ class ConsumerCalls:
         """Handle acknowledgements that arrived together; plain ones with one call per consumer."""
         acks = plain_acks(messages, PLAIN_ACKS)
         if acks is not None:
-            runners = [self._acked_runner(each) for each in acks]
+            runners = [self._runner_of_acks(each) for each in acks]
             if None not in runners:
                 for runner, several in zip(runners, acks.values(), strict=True):
                     if runner is not None:
@@ -593,7 +594,7 @@ class ConsumerCalls:
         for subject, _, reply, _, payload in messages:
             self._take_ack(subject, reply, payload=payload, link=link)
 
-    def _acked_runner(self, beginning: bytes) -> ConsumerRunner | None:
+    def _runner_of_acks(self, beginning: bytes) -> ConsumerRunner | None:
         """Return the consumer for acknowledgements with a subject prefix, if it runs here."""
         names = parse_ack_names(beginning.decode(errors="replace"))
         led = self._led_here(names[0])[1] if names is not None else None

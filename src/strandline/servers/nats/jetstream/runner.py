@@ -244,7 +244,7 @@ class ConsumerRunner:
         )
         if answer is not None:
             self._answers.append(answer)
-        self._acked(before)
+        self._note_acks(before)
         self._wake.set()
 
     def ack_many(self, acks: list[tuple[int, int]]) -> None:
@@ -253,11 +253,11 @@ class ConsumerRunner:
         # Otherwise the next round is soon enough: a round for every few acks costs too much.
         is_awaited = core.is_full or not core.is_changed
         core.ack_many(acks)
-        self._acked(before)
+        self._note_acks(before)
         if is_awaited:
             self._wake.set()
 
-    def _acked(self, before: int) -> None:
+    def _note_acks(self, before: int) -> None:
         self._used_ms = self._now_ms
         if len(self.kept.state.pending) < before:
             self._acked_ns = self._host.clock.now_ns()
