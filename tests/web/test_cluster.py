@@ -46,7 +46,7 @@ def test_everything_is_done_at_any_broker(cluster, client, open_page):
         page.goto(f"{cluster[1].http_url}/create-stream")
         page.get_by_label("Name", exact=True).fill("orders")
         page.get_by_label("Replicas", exact=True).fill("3")
-        page.get_by_label("Least in-sync replicas").fill("2")
+        page.get_by_label("Minimum in-sync replicas").fill("2")
         page.get_by_role("button", name="Create").click()
         page.get_by_text("The stream was created.").wait_for()
         page.goto(f"{cluster[2].http_url}/streams/orders/publish")

@@ -179,7 +179,7 @@ def test_rules_tokens_and_quotas_are_administered(open_page):
 
         quota = page.locator("form[action='/access/set-quota']")
         quota.get_by_label("Principal").fill("billing")
-        quota.get_by_label("Read a second").fill("5MiB")
+        quota.get_by_label("Read bytes a second").fill("5MiB")
         quota.get_by_role("button").click()
         page.get_by_text("The quota was set.").wait_for()
         assert client.quotas.list()[0].read_bytes_per_s == 5 << 20

@@ -1,8 +1,9 @@
 """The ``strandline`` command.
 
-Rules: a command parses, calls one function of another package and prints. Heavy imports are inside
-the commands, so that ``--help`` is quick. Results go to standard output, progress and errors to
-standard error. Exit codes: 0 success, 1 an error (or corruption found), 2 wrong usage.
+Rules: a command parses its arguments, calls one function of another package and prints the result.
+Heavy imports are inside the commands, so that ``--help`` is quick. Results go to standard output,
+progress and errors to standard error. Exit codes: 0 for success, 1 for an error (or corruption
+found), 2 for wrong usage.
 """
 
 import importlib
@@ -24,16 +25,16 @@ def liftbridge_main() -> None:
 
 
 def open_standard_streams() -> None:
-    """Reopen standard streams that were closed at start.
+    """Replace standard streams that were closed at start.
 
     Python sets such a stream to ``None``, and the next file or connection would get its descriptor
-    and receive the output. Reading the closed input and writing the closed output then fail with an
-    OSError, which is reported; the closed error stream is discarded.
+    and receive the output. With the replacement, reading the closed input or writing the closed
+    output fails with an OSError, which is reported; text for the closed error stream is discarded.
     """
     ways = (os.O_WRONLY, os.O_RDONLY, os.O_WRONLY)
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
-            opened = os.open(os.devnull, ways[descriptor])  # the lowest that is free: its own
+            opened = os.open(os.devnull, ways[descriptor])  # the lowest free one: the stream's own
             setattr(sys, name, os.fdopen(opened, "w" if descriptor else "r", closefd=False))
 
 

@@ -23,7 +23,7 @@ app = typer.Typer(no_args_is_help=True, help="List and change access rules.")
 RULE_COLUMNS = ("principal", "operation", "kind", "pattern")
 PrincipalArgument = Annotated[
     str,
-    typer.Argument(metavar="PRINCIPAL", help="Name in a certificate, or of a token."),
+    typer.Argument(metavar="PRINCIPAL", help="Name in a certificate, or that of a token."),
 ]
 OperationArgument = Annotated[
     str, typer.Argument(metavar="OPERATION", help="read, publish, group or admin.")
@@ -35,7 +35,7 @@ PatternArgument = Annotated[
     str,
     typer.Argument(
         metavar="PATTERN",
-        help="A name, or a prefix and *; for subjects with NATS wildcards.",
+        help="A name, or a prefix followed by *; for subjects a NATS pattern.",
     ),
 ]
 
@@ -50,7 +50,7 @@ def list_rules(
 
     with strandline.connect(server) as client:
         found = client.access.rules()
-    # As objects: a rule is encoded as a list.
+    # Name the fields: msgspec would encode a rule as a list.
     documents = [{name: getattr(rule, name) for name in RULE_COLUMNS} for rule in found]
     print_list(documents, RULE_COLUMNS, lambda each: tuple(each.values()), output=output)
 
@@ -87,7 +87,7 @@ def revoke(
     server: ServerOption = SERVER_DEFAULT,
     output: OutputOption = OutputFormat.text,
 ) -> None:
-    """Remove a rule, given as listed; requests in progress that need it end."""
+    """Remove a rule, written as acl list shows it; requests that needed it are ended."""
     _change("revoked", (principal, operation, kind, pattern), server=server, output=output)
 
 

@@ -39,16 +39,16 @@ from strandline.cli.output import (
 from strandline.errors import InvalidRequestError
 
 ASKS_FOR_JSON = re.compile(r"(^| )(--output[= ]|-o[= ]?)json( |$)")
-"""Matches arguments that could not be parsed but ask for JSON."""
+"""Matches command lines that ask for JSON, even if they cannot be parsed."""
 UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[1])
-"""Click's base class of usage errors; some versions of Typer include their own click."""
+"""Click's base class of usage errors, from the click that Typer uses."""
 
 
 class Commands(TyperGroup):
     """All commands; with ``--output json`` usage errors are printed as JSON, too."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command, and print a usage error in the format that was asked for."""
+        """Run the command; print a usage error in the requested format."""
         arguments = " ".join(ctx.args)
         try:
             return super().invoke(ctx)
@@ -100,7 +100,7 @@ def schema(
 ) -> None:
     """Print the JSON Schema of what a command prints with --output json.
 
-    Each line of the command's standard output fits it.
+    Each line of the command's standard output conforms to it.
     """
     from strandline.cli.documents import DOCUMENTS, schema_of
 
@@ -127,7 +127,7 @@ def options(
         ),
     ] = False,
 ) -> None:
-    """Define options that precede a command; the help text is the application's."""
+    """Define the options before a command; the help text is that of the application."""
 
 
 app.command(epilog=serve.EPILOG)(serve.serve)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from strandline.backup.take import BackupProgress, BackupResult, Report
 
 TIMEOUT_S: Final = 30.0
-"""How long a call is retried while a leader is away."""
+"""How long a call is retried while a partition has no leader."""
 REPORT_S: Final = 1.0
 
 BACKUP_EPILOG = examples(
@@ -54,17 +54,16 @@ def backup(
     server: ServerOption = SERVER_DEFAULT,
     verify: Annotated[
         bool,
-        typer.Option("--verify", help="Read the files that are kept, and copy damaged ones again."),
+        typer.Option("--verify", help="Also read files copied before; copy damaged ones again."),
     ] = False,
     output: OutputOption = OutputFormat.text,
 ) -> None:
     """Copy streams, records, groups and settings of running brokers into a directory.
 
-    Everything that was acknowledged before the command began is in the backup. Run it again into
-    the same directory, and it copies only what is new; a backup that is interrupted leaves the one
-    before as it was, and the next one goes on from there. Of the files that are kept
-    only the sizes are checked, unless --verify is given. Needs the permission to administer the
-    cluster.
+    The backup has everything that was acknowledged before the command began. If the directory has a
+    backup already, only what is new is copied. An interrupted backup leaves the previous one
+    unchanged, and the next run continues it. For files that are already in the directory only the
+    size is checked, unless --verify is given. Needs the permission to administer the cluster.
     """
     import strandline
     from strandline.backup.directory import BackupDirectory
@@ -90,7 +89,7 @@ def backup(
 
 @contextmanager
 def _reported(output: OutputFormat) -> "Iterator[Report]":
-    """Show the progress of a backup: a bar, or a document a second."""
+    """Show the progress of a backup: a bar, or one document a second."""
     shown, next_s = 0, time.monotonic() + REPORT_S
 
     def to_json(now: "BackupProgress") -> None:
@@ -176,11 +175,11 @@ def restore(
     ] = False,
     output: OutputOption = OutputFormat.text,
 ) -> None:
-    """Make the data directory of a new broker from a backup, then start it.
+    """Create the data directory of a new broker from a backup.
 
-    For a cluster, run it at every broker with its settings file and the same backup, before the
-    first one is started. Every file is verified first; a damaged or incomplete backup is refused,
-    and nothing is written.
+    For a cluster, run the command for every broker, with the broker's settings file and the same
+    backup, before you start the first one. All files are verified first; if the backup is damaged
+    or incomplete, nothing is written.
     """
     from strandline.backup.directory import BackupDirectory
     from strandline.backup.restore import load_backup, restore_backup

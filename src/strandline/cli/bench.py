@@ -1,7 +1,7 @@
 """``strandline bench``: three quick measurements through the Python client.
 
-Rules: every result includes the settings it was measured with. For curves, other systems and native
-load generators see ``benchmarks/``; this is for a first look at a machine.
+Rules: every result includes the settings of the measurement. This is for a first look at a machine:
+``benchmarks/`` has curves, other systems and native load generators.
 """
 
 import secrets

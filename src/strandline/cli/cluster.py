@@ -54,9 +54,9 @@ def status(
 ) -> None:
     """Show brokers, the controller, and each partition's leader and replicas.
 
-    Any broker answers. Replica lag is queried from all brokers; a broker that does not answer is
-    shown with a question mark. A broker without a controller shows its last known status, marked as
-    such, and the exit code is 1.
+    Any broker answers. The lag of replicas is queried from all brokers; that of a broker which does
+    not answer is shown as a question mark. A broker that knows no controller shows the last known
+    status and says so; the exit code is then 1.
     """
     from strandline.api.cluster import CLUSTER_STATUS
 
@@ -81,11 +81,11 @@ def status(
 def of_stream(
     parts: "Sequence[CopiesInfo]", stream: str | None, *, is_current: bool = True
 ) -> "list[CopiesInfo]":
-    """Return the partitions of one stream, or all.
+    """Return the partitions of one stream, or of all.
 
     Raises:
-        UnknownStreamError: there is no such stream, which must not look like one without replicas.
-            What is not current cannot tell.
+        UnknownStreamError: the stream does not exist; without this error it would look like a
+            stream without replicas. Not raised for an old status, which may lack new streams.
     """
     wanted = [part for part in parts if stream in (None, part.stream)]
     if stream is not None and not wanted and is_current:
@@ -146,7 +146,7 @@ def _print_status(found: "ClusterStatus", parts: "list[CopiesInfo]", ends: Ends)
 
 
 def _replicas(part: "CopiesInfo") -> str:
-    """Format a partition's replicas; ``+`` marks added ones, ``-`` removed ones."""
+    """Format a partition's replicas; ``+`` marks those being added, ``-`` those being removed."""
     coming, going = set(part.adding), set(part.removing)
     marks = ["+" if b in coming else "-" if b in going else "" for b in part.replicas]
     return " ".join(f"{mark}{broker}" for mark, broker in zip(marks, part.replicas, strict=True))

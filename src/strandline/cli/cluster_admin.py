@@ -1,7 +1,8 @@
 """The commands of ``strandline cluster`` that change a running cluster.
 
-Rules: a command may be sent to any broker. Once accepted it is carried out even if the caller stops
-watching; running it again only shows the progress. A command that cannot be undone asks for
+Rules: a command may be sent to any broker. Once accepted, it is carried out even if the caller
+    stops
+waiting; running it again only shows the progress. A command that cannot be undone asks for
 confirmation at a terminal.
 """
 
@@ -146,7 +147,7 @@ def remove(
 ) -> None:
     """Remove a drained broker permanently; its number is never used again.
 
-    If it is a voter of the metadata quorum, the other voters first agree to remove it.
+    If the broker is a voter of the metadata quorum, the other voters first agree to remove it.
     """
     from strandline.api.cluster import REMOVE_BROKER, WhichBroker
 
@@ -163,10 +164,11 @@ def replace_disk(
     server: ServerOption = SERVER_DEFAULT,
     output: OutputOption = OutputFormat.text,
 ) -> None:
-    """Let a stopped broker that lost its disk rejoin with an empty one.
+    """Let a stopped broker that has lost its disk rejoin with an empty one.
 
-    Start it afterwards with an empty data directory and --join: it copies its replicas from the
-    other brokers. Rejected if it has the only copy of acknowledged records.
+    Start the broker afterwards with an empty data directory and --join: it copies its replicas from
+    the other brokers. The command is rejected if the broker has the only copy of acknowledged
+    records.
     """
     from strandline.api.cluster import REPLACE_DISK, WhichBroker
 
@@ -187,7 +189,7 @@ def reassign(
         str | None,
         typer.Option(
             metavar="ID,…",
-            help="Brokers of its replicas, the preferred leader first.",
+            help="Brokers for its replicas, the preferred leader first.",
             show_default="by load and rack, with few moves",
         ),
     ] = None,
@@ -197,8 +199,8 @@ def reassign(
 ) -> None:
     """Move a stream's partitions to other brokers.
 
-    New replicas are added, and the old ones are removed once those are in sync. Several partitions
-    get different preferred leaders. To cancel a move, move the partition back.
+    New replicas are added first; old ones are removed when the new ones are in sync. Several
+    partitions get different preferred leaders. To cancel a move, move the partition back.
     """
     from strandline.api.cluster import REASSIGN, Reassign
 
@@ -240,16 +242,16 @@ def elect(
     partition: Annotated[int, typer.Option(help="Number of the partition.", min=0)] = 0,
     leader: Annotated[int, typer.Option(metavar="BROKER", help="The new leader.", min=1)],
     unclean: Annotated[
-        bool, typer.Option("--unclean", help="Even if committed records are lost by it.")
+        bool, typer.Option("--unclean", help="Also a replica that may lack committed records.")
     ] = False,
     yes: YesOption = False,
     server: ServerOption = SERVER_DEFAULT,
     output: OutputOption = OutputFormat.text,
 ) -> None:
-    """Elect another replica as a partition's leader, and prefer it from now on.
+    """Make another replica a partition's leader, and the preferred leader from now on.
 
-    A replica that may lack acknowledged records is rejected, unless --unclean: the last resort when
-    every replica that has them all is lost.
+    A replica that may lack acknowledged records is rejected. Use --unclean to elect it anyway, but
+    only if every complete replica is lost: the missing records are then lost, too.
     """
     from strandline.api.cluster import ELECT_LEADER, ElectLeaderRequest
 
@@ -266,7 +268,7 @@ def elect(
 
 @contextmanager
 def connected(server: str, *, timeout_s: float = ORDER_TIMEOUT_S) -> "Iterator[BrokerConnection]":
-    """Open a connection to a broker, of several the first that answers.
+    """Open a connection to the first of several brokers that answers.
 
     Args:
         server: ``host:port``, or several of them separated by commas.
@@ -287,10 +289,10 @@ def connected(server: str, *, timeout_s: float = ORDER_TIMEOUT_S) -> "Iterator[B
 
 
 def _brokers(text: str | None) -> tuple[int, ...]:
-    """Parse a list of brokers like ``1,2,3``; none for None.
+    """Parse a list of brokers such as ``1,2,3``; empty for None.
 
     Raises:
-        InvalidRequestError: it is not a list of numbers.
+        InvalidRequestError: the text is not a list of numbers.
     """
     if text is None:
         return ()
@@ -317,7 +319,7 @@ def _done(output: OutputFormat, text: str) -> None:
 def _watch(
     connection: "BrokerConnection", is_left: "Callable[[CopiesInfo], bool]", output: OutputFormat
 ) -> None:
-    """Show progress until no partition is left.
+    """Show the progress until no partition is left to move.
 
     Raises:
         UnavailableError: no broker can take the remaining partitions, or no broker answers.

@@ -1,7 +1,7 @@
 """Settings files of the brokers of a new cluster: addresses, ports, and the YAML text.
 
-Rules: brokers that share an address get ports ten apart, so that two on one machine do not collide;
-settings that must be equal at all brokers are generated here once. ``strandline.process.settings``
+Rules: brokers that share an address get ports ten apart, so that two on one machine do not collide.
+Settings that must be equal at all brokers are generated here once. ``strandline.process.settings``
 checks the result.
 """
 
@@ -17,10 +17,10 @@ from strandline.process.ports import free_ports
 CLIENT_PORTS = ("flight_port", "http_port", "nats_port", "ingest_port")
 PEER_PORTS = ("peer_port", "nats_peer_port")
 PORTS = CLIENT_PORTS + PEER_PORTS
-"""The ports of each broker, in their order from ``--port-base``."""
+"""The names of a broker's ports, in their order from ``--port-base``."""
 PORTS_PER_BROKER = 10
 NATS_PEER_PORT = 6222
-"""The conventional port of NATS routes."""
+"""The usual port for routes of nats-servers."""
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - a name may resolve to any address
 
 COMMENTS = {
@@ -47,11 +47,11 @@ class ClusterMember(NamedTuple):
     """One broker of a new cluster.
 
     Attributes:
-        number: its id.
-        host: address or name for clients.
-        peer_host: address for other brokers; empty: ``host``.
-        rack: its rack; empty: unknown.
-        ports: by the names of ``PORTS``.
+        number: the broker's id.
+        host: the address or name for clients.
+        peer_host: the address for other brokers; empty for ``host``.
+        rack: the broker's rack; empty if unknown.
+        ports: the ports, by the names in ``PORTS``.
     """
 
     number: int
@@ -62,7 +62,7 @@ class ClusterMember(NamedTuple):
 
     @property
     def addresses(self) -> set[str]:
-        """Return the addresses it listens on."""
+        """The addresses on which the broker listens."""
         return {self.host, self.peer_host} - {""}
 
 
@@ -71,8 +71,8 @@ def with_ports(members: Sequence[ClusterMember], base: int | None) -> list[Clust
 
     Args:
         members: members without ports.
-        base: first port of each broker's row; None: the default ports; 0: ports that are free on
-            this machine.
+        base: the first port of the first broker on an address; None: the default ports; 0: ports
+            that are free on this machine.
     """
     if base == 0:
         free = iter(free_ports(len(members) * len(PORTS)))
@@ -80,7 +80,7 @@ def with_ports(members: Sequence[ClusterMember], base: int | None) -> list[Clust
     firsts = _usual_ports() if base is None else {name: base + i for i, name in enumerate(PORTS)}
     slots: list[int] = []
     for each in members:
-        # Earlier members that share an address with it.
+        # The slots of earlier members that share an address with this one.
         near = [slots[i] for i, other in enumerate(members[: len(slots)]) if _meet(each, other)]
         slots.append(max(near, default=-1) + 1)
     return [
@@ -160,7 +160,7 @@ def _lines(settings: dict[str, Any], path: str) -> Iterator[str]:
 
 
 def _text(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)  # JSON is YAML
+    return json.dumps(value, ensure_ascii=False)  # JSON is valid YAML
 
 
 def is_ip(host: str) -> bool:

@@ -1,7 +1,7 @@
 """``strandline cluster init``: write the settings of a new cluster, one directory per broker.
 
-Rules: existing files are never overwritten; settings that a broker would reject are rejected here,
-and nothing is left behind. Values shared by all brokers (the cluster's name, the list of brokers,
+Rules: existing files are never overwritten. Settings that a broker would reject are rejected here,
+and then no files are left. Values that all brokers share (the cluster's name, the list of brokers,
 the secret of their nats-servers) are generated once.
 """
 
@@ -49,11 +49,11 @@ TITLE = """Broker {number} of cluster {name}, by 'strandline cluster init'.
 
 
 class InitFiles(NamedTuple):
-    """The files of one broker.
+    """The files of one broker of a new cluster.
 
     Attributes:
         member: the broker.
-        directory: where they are written.
+        directory: the directory in which they are written.
         there: their directory on the broker's machine.
     """
 
@@ -63,17 +63,17 @@ class InitFiles(NamedTuple):
 
     @property
     def command(self) -> str:
-        """Return the command that starts the broker."""
+        """The command that starts the broker."""
         return shlex.join(["strandline", "serve", "--config", str(self.there / SETTINGS_NAME)])
 
     @property
     def is_in_place(self) -> bool:
-        """Return whether the files are at their final place on this machine."""
+        """Whether the files are already where the broker needs them."""
         return is_local(self.member.host) and self.directory.absolute() == self.there
 
     @property
     def flight(self) -> str:
-        """Return the address for ``--server``."""
+        """The broker's address for ``--server``."""
         return f"{bracketed(self.member.host)}:{self.member.ports['flight_port']}"
 
 
@@ -105,7 +105,7 @@ def init(
         list[str] | None,
         typer.Option(
             metavar="ID=ADDRESS",
-            help="Its address in a network of the brokers' own; for all or none.",
+            help="A broker's address in the brokers' own network; for all brokers or none.",
         ),
     ] = None,
     port_base: Annotated[
@@ -125,7 +125,7 @@ def init(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Their parent on the brokers' machines.",
+            help="Parent of these directories on the brokers' machines.",
             show_default="the same as --out",
         ),
     ] = None,
@@ -133,8 +133,8 @@ def init(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Parent of the brokers' data directories there.",
-            show_default="in their directories",
+            help="Parent of the data directories on the brokers' machines.",
+            show_default="in these directories",
         ),
     ] = None,
     output: OutputOption = OutputFormat.text,
@@ -167,7 +167,7 @@ def init(
 
 
 def _advise(members: Sequence[ClusterMember]) -> None:
-    """Recommend an odd number of brokers; others work, too."""
+    """Recommend an odd number of brokers; an even number works, too."""
     count = len(members)
     lost = (count - 1) // 2
     if count % 2 == 0:
@@ -180,7 +180,7 @@ def _advise(members: Sequence[ClusterMember]) -> None:
 
 
 def _write_all(written: Sequence[InitFiles], *, name: str, data_dir: Path | None) -> None:
-    """Write all files, or none.
+    """Write the files of all brokers, or none.
 
     Raises:
         InvalidRequestError: a directory exists already, or cannot be written.
@@ -208,12 +208,12 @@ def _write_all(written: Sequence[InitFiles], *, name: str, data_dir: Path | None
 
 
 def _missing(directory: Path) -> list[Path]:
-    """Return the directories to create for a path, itself included, from the top down."""
+    """Return the missing directories of a path, including itself, from the top down."""
     return [each for each in (*reversed(directory.parents), directory) if not each.exists()]
 
 
 def _remove_empty(directory: Path) -> None:
-    with contextlib.suppress(OSError):  # not empty any longer
+    with contextlib.suppress(OSError):  # it is not empty
         directory.rmdir()
 
 
@@ -230,7 +230,7 @@ def _make_directory(directory: Path) -> None:
 
 
 def _write(directory: Path, text: str, secret: str) -> None:
-    """Write the files of one broker, and check that the broker would accept them."""
+    """Write the files of one broker, and check that the broker will accept them."""
     from strandline.process.settings import load_settings
 
     path = directory / SETTINGS_NAME

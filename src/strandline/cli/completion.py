@@ -1,7 +1,7 @@
 """Completion of names with the Tab key: the streams and groups of the broker.
 
-Rules: a broker that does not answer at once, or not at all, offers nothing; a shell that waits for
-it, or shows an error in the line that is being typed, would be worse.
+Rules: a broker that does not answer quickly gives no names. A shell that waits, or that shows an
+error inside the command line being typed, would be worse.
 """
 
 from typing import Final
@@ -15,12 +15,12 @@ TIMEOUT_S: Final = 1.0
 
 
 def stream_names(context: typer.Context, incomplete: str) -> list[str]:
-    """Return the streams whose names begin with what is typed."""
+    """Return the streams whose names begin with the typed text."""
     return _names("streams", context, incomplete)
 
 
 def group_names(context: typer.Context, incomplete: str) -> list[str]:
-    """Return the consumer groups whose names begin with what is typed."""
+    """Return the consumer groups whose names begin with the typed text."""
     return _names("groups", context, incomplete)
 
 

@@ -34,9 +34,10 @@ def demo(
 ) -> None:
     """Run the whole path on real data, and check the result record by record.
 
-    Replays the flights of 2013 from New York as NATS messages into a partitioned stream. A Spark
-    job computes delays per carrier and hour and writes each flight to a Parquet table exactly
-    once. The demo kills the job once and the broker once, restarts both, and compares.
+    The flights of 2013 from New York are published as NATS messages into a partitioned stream. A
+    Spark job computes delays per carrier and hour, and writes each flight to a Parquet table
+    exactly once. The demo kills the job once and the broker once, restarts both, and compares the
+    tables with the flights.
     """
     from strandline.spark.demo import run_demo
 

@@ -35,7 +35,7 @@ EPILOG = examples(
 )
 STOP_TIMEOUT_S = 30.0
 LOG_TIMEOUT_S = 5.0
-"""How long to wait for the end of a log, which a process of a killed broker may hold open."""
+"""How long to wait for the end of a log, which a killed broker's child may hold open."""
 
 
 @reports_errors
@@ -58,9 +58,9 @@ def dev(
 ) -> None:
     """Run a cluster of brokers on this machine until Ctrl-C.
 
-    Each broker is a process with a settings file of its own; a line shows its addresses once it
-    listens, and another one says so if it ends. A broker that you kill stays down until you start
-    it again with 'strandline serve --config FILE'.
+    Each broker is a process with a settings file of its own. A line shows its addresses once it
+    listens, and another line reports its end. A broker that you kill stays down until you start it
+    again with 'strandline serve --config FILE'.
     """
     members = with_ports([ClusterMember(n, "127.0.0.1") for n in range(1, nodes + 1)], port_base)
     make_private_directory(data_dir)
@@ -97,7 +97,7 @@ def dev(
         note("stopping")
     finally:
         _stop(brokers)
-        # Python aborts if it ends while one of them prints; and the last lines would be lost.
+        # Python aborts if it exits while a thread prints, and the last lines would be lost.
         for reader in readers:
             reader.join(LOG_TIMEOUT_S)
 
@@ -116,14 +116,14 @@ def _write_settings(
 
 
 def _pass_log_on(number: int, broker: "subprocess.Popen[str]") -> None:
-    """Print a broker's log, each line with its number."""
+    """Print a broker's log, each line with the broker's number."""
     assert broker.stderr is not None, "piped"
     for line in broker.stderr:
         note(f"broker {number}: {line.rstrip()}")
 
 
 def _print_exports(ready: list[dict[str, Any]]) -> None:
-    """Print the variables that other commands and clients take the addresses from."""
+    """Print environment variables with the addresses, for other commands and clients."""
     hosts = [bracketed(each["host"]) for each in ready]
     flight = [f"{host}:{each['flight_port']}" for host, each in zip(hosts, ready, strict=True)]
     nats = [f"nats://{host}:{each['nats_port']}" for host, each in zip(hosts, ready, strict=True)]
@@ -135,10 +135,10 @@ def _print_exports(ready: list[dict[str, Any]]) -> None:
 def _report_exits(
     brokers: "list[subprocess.Popen[str]]", files: list[Path], output: OutputFormat
 ) -> None:
-    """Report each broker that ends by itself or is killed; return when none is left.
+    """Report each broker that ends, until none is left.
 
     Raises:
-        UnavailableError: none is left.
+        UnavailableError: always, when all brokers have ended.
     """
     exits: queue.Queue[tuple[int, int]] = queue.Queue()
 
@@ -170,7 +170,7 @@ def _print_ready(
     """Print a broker's addresses once it listens; return its ready line.
 
     Raises:
-        UnavailableError: it ended instead.
+        UnavailableError: the broker ended instead.
     """
     assert broker.stdout is not None, "piped"
     for line in broker.stdout:
@@ -191,7 +191,7 @@ def _print_ready(
 
 
 def _stop(brokers: "list[subprocess.Popen[str]]") -> None:
-    """Let each broker stop cleanly; kill those that do not in time."""
+    """Let each broker stop cleanly; kill those that do not stop in time."""
     for broker in brokers:
         if broker.poll() is None:
             broker.terminate()

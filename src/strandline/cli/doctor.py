@@ -40,8 +40,8 @@ def doctor(
 ) -> None:
     """Check disk, limits, memory, clock, ports, nats-server, Java and versions for a broker.
 
-    Run it where the broker is to run, with the same settings, while it is stopped. The exit code is
-    1 if something would stop a broker; a warning does not count.
+    Run it on the broker's machine with the broker's settings, while the broker is stopped. The exit
+    code is 1 if something would prevent a broker from running; warnings do not count.
     """
     import os
 

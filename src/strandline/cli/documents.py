@@ -1,8 +1,8 @@
 """The types of what commands print with ``--output json``, one document a line.
 
-Rules: types only, which ``strandline schema`` and the reference page turn into JSON Schemas; the
-tests of the commands compare what is printed with them. A command that prints a struct of the API
-is listed with that struct.
+Rules: only types. ``strandline schema`` and the reference page turn them into JSON Schemas, and the
+commands' tests compare the output with them. Commands that print a struct of the API are listed
+with that struct.
 """
 
 from typing import Any, Final, Literal, NotRequired, TypedDict
@@ -22,16 +22,16 @@ from strandline.spark.pipelines.status import LoadStatus
 
 
 class ErrorDocument(TypedDict):
-    """An error, on standard error."""
+    """An error, printed on standard error."""
 
     error: str
-    """The code, as in the table of errors."""
+    """The code, as listed in docs/errors.md."""
     message: str
     retriable: bool
 
 
 class ReadyDocument(TypedDict):
-    """The addresses of a broker that is ready; a port of null is off."""
+    """The addresses of a broker that is ready; a null port is off."""
 
     event: Literal["ready"]
     data_dir: str
@@ -48,24 +48,24 @@ class ReadyDocument(TypedDict):
 
 
 class ExitedDocument(TypedDict):
-    """A broker of ``dev`` that has ended."""
+    """A broker of ``strandline dev`` that has ended."""
 
     event: Literal["exited"]
     broker: int
     code: int
-    """Its exit code; negative: the signal that killed it."""
+    """The exit code; if negative, the signal that killed the broker."""
     config: str
 
 
 class DoneDocument(TypedDict):
-    """The end of a command on a cluster."""
+    """The end of a command that changes a cluster."""
 
     event: Literal["done"]
     message: str
 
 
 class ProgressDocument(TypedDict):
-    """The progress of moves, whenever it changes."""
+    """The progress of moving replicas, printed whenever it changes."""
 
     event: Literal["progress"]
     partitions_left: int
@@ -74,14 +74,14 @@ class ProgressDocument(TypedDict):
 
 
 class AdmittedDocument(TypedDict):
-    """A broker that may join."""
+    """A broker that was admitted to the cluster and may join."""
 
     admitted: int
     peer_address: str
 
 
 class InitBroker(TypedDict):
-    """A broker of a new cluster, and where its files are."""
+    """A broker of a new cluster, and the location of its files."""
 
     broker_id: int
     host: str
@@ -95,7 +95,7 @@ class InitBroker(TypedDict):
 
 
 class InitDocument(TypedDict):
-    """A new cluster."""
+    """The brokers of a new cluster."""
 
     cluster_id: str
     brokers: list[InitBroker]
@@ -103,7 +103,7 @@ class InitDocument(TypedDict):
 
 
 class StatusDocument(TypedDict):
-    """A cluster; each of its partitions also has ``lag_records`` by broker, null if unknown."""
+    """A cluster's status; each partition also has ``lag_records`` by broker, null if unknown."""
 
     cluster: str
     broker: int
@@ -115,7 +115,7 @@ class StatusDocument(TypedDict):
 
 
 class RecoveredDocument(TypedDict):
-    """A broker that has become the only voter."""
+    """A broker that was made the only voter."""
 
     event: Literal["done"]
     broker: int
@@ -125,20 +125,20 @@ class RecoveredDocument(TypedDict):
 
 
 class DiscardedDocument(TypedDict):
-    """A broker whose copy of the metadata is deleted."""
+    """A broker whose copy of the metadata was deleted."""
 
     event: Literal["done"]
     broker: int
 
 
 class DeletedDocument(TypedDict):
-    """The name of what is deleted."""
+    """The name of what was deleted."""
 
     deleted: str
 
 
 class DeletedRecordsDocument(TypedDict):
-    """A partition whose first records are deleted."""
+    """A partition whose oldest records were deleted."""
 
     stream: str
     partition: int
@@ -146,17 +146,18 @@ class DeletedRecordsDocument(TypedDict):
 
 
 class GroupProgress(TypedDict):
-    """A group's progress in a partition that has a committed offset or a member."""
+    """A group's progress in a partition for which it has a committed offset or a member."""
 
     stream: str
     partition: int
     offset: int | None
-    """The committed one; null: there is none."""
+    """The committed offset; null if there is none."""
     lag: int | None
-    """How many offsets its next member reads; null if that is unknown."""
+    """How many offsets the group has still to read; null if unknown."""
     member: str
     is_beyond: bool
-    """Whether the offset is beyond the end of the log: the stream was created again, or cut."""
+    """Whether the offset is beyond the end of the log, because the stream was recreated or its log
+    was truncated."""
 
 
 class GroupDocument(GroupInfo, frozen=True, kw_only=True):
@@ -166,7 +167,7 @@ class GroupDocument(GroupInfo, frozen=True, kw_only=True):
 
 
 class ResetDocument(TypedDict):
-    """The committed offsets of a group after a reset, by partition."""
+    """The committed offsets that a reset has set, by partition."""
 
     group: str
     stream: str
@@ -229,43 +230,43 @@ class QuotaDocument(_AccessChange):
 
 
 class RemovedDocument(_AccessChange):
-    """The principal whose quota is removed."""
+    """The principal whose quota was removed."""
 
     removed: str
 
 
 class PublishedDocument(TypedDict):
-    """The place of one record."""
+    """The partition and offset of a published record."""
 
     stream: str
     partition: int
     offset: int
     duplicate: bool
-    """Whether it was stored earlier, under the same message id."""
+    """Whether a record with the same message id was stored before."""
 
 
 class PublishedLinesDocument(TypedDict):
-    """How many records were stored."""
+    """The number of records stored from a file or standard input."""
 
     stream: str
     records: int
 
 
 class RecordDocument(TypedDict, total=False):
-    """A record, with the columns asked for; what is not UTF-8 is Base64 under another name."""
+    """A record with the requested columns; bytes that are not UTF-8 are in ``<name>_base64``."""
 
     partition: int
     offset: int
     timestamp: str
-    """ISO 8601 in UTC with nine digits."""
+    """ISO 8601 in UTC with nine decimals of the second."""
     subject: str | None
     key: str | None
     key_base64: str
     value: Any
-    """Text or null; with ``--values`` what was decoded."""
+    """Text or null; with ``--values`` the decoded value."""
     value_base64: str
     value_error: str
-    """Why a value was not decoded."""
+    """Why the value could not be decoded."""
     headers: list[tuple[str, str]]
     headers_base64: list[tuple[str, str]]
 
@@ -282,9 +283,9 @@ class _ManifestFields(TypedDict):
     backup: str
     number: int
     cluster: str
-    """Empty for a single broker."""
+    """Empty for a broker alone."""
     started_ns: int
-    """Everything acknowledged before it is in the backup."""
+    """Everything acknowledged before this time is in the backup."""
     finished_ns: int
     streams: int
     partitions: int
@@ -293,29 +294,29 @@ class _ManifestFields(TypedDict):
 
 
 class BackupDocument(_ManifestFields):
-    """A backup that is finished."""
+    """A completed backup."""
 
     event: Literal["done"]
     copied_bytes: int
-    """What the backup before did not have."""
+    """Bytes that the previous backup in the directory did not have."""
     copied_files: int
     uncommitted: list[str]
-    """Partitions whose last records were not committed in time, and are not in the backup."""
+    """Partitions whose newest records were not committed in time and are not in the backup."""
     left_out: list[str]
-    """Streams that were deleted while it was taken, perhaps created again, and are not in it."""
+    """Streams that were deleted, and perhaps recreated, during the backup and are not in it."""
     damaged: list[str]
-    """Files of the backup before that were missing or damaged, and were copied again."""
+    """Files of the previous backup that were missing or damaged and were copied again."""
 
 
 class RestoredDocument(_ManifestFields):
-    """A data directory that was made from a backup."""
+    """A data directory that was created from a backup."""
 
     event: Literal["done"]
     data_dir: str
     restored_partitions: int
     restored_bytes: int
     changed_replicas: list[str]
-    """Streams with another number of replicas than in the backup."""
+    """Streams whose number of replicas differs from the backup."""
 
 
 class VerifiedDocument(_ManifestFields):
@@ -325,7 +326,7 @@ class VerifiedDocument(_ManifestFields):
 
 
 class FileFinding(TypedDict):
-    """Something about a place in a file."""
+    """A finding at a position in a file."""
 
     position: int
     severity: str
@@ -388,7 +389,7 @@ class VersionDocument(TypedDict):
 
 _MOVES: Final = (ProgressDocument, DoneDocument)
 _OPEN: Final = (dict[str, Any],)
-"""A document whose fields are not fixed."""
+"""A document whose fields depend on the arguments."""
 
 DOCUMENTS: Final[dict[str, tuple[Any, ...]]] = {
     "serve": (ReadyDocument,),
@@ -449,11 +450,11 @@ DOCUMENTS: Final[dict[str, tuple[Any, ...]]] = {
     "schema": _OPEN,
     "version": (VersionDocument,),
 }
-"""By command: what each line of its standard output is one of."""
+"""Command → the documents, each line of its standard output being one of them."""
 
 
 def schema_of(command: str) -> dict[str, Any]:
-    """Return the JSON Schema of a line that a command prints with ``--output json``."""
+    """Return the JSON Schema for a line that a command prints with ``--output json``."""
     types = DOCUMENTS[command]
     roots, components = msgspec.json.schema_components(types, ref_template="#/$defs/{name}")
     root = roots[0] if len(roots) == 1 else {"anyOf": list(roots)}

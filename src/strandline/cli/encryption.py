@@ -1,6 +1,6 @@
-"""``strandline encryption``: keys of encrypted streams.
+"""``strandline encryption``: the keys of encrypted streams.
 
-Rule: a key is printed only by ``new-key``, which generates it.
+Rule: only ``new-key``, which generates a key, prints one.
 """
 
 from operator import attrgetter
@@ -67,10 +67,10 @@ def rotate(
     server: ServerOption = SERVER_DEFAULT,
     output: OutputOption = OutputFormat.text,
 ) -> None:
-    """Wrap data keys with the current master key, the first one of the broker's source.
+    """Wrap data keys with the current master key, which is the first one of the broker's source.
 
-    No record is rewritten. Every broker needs the new master key before, and the old one until this
-    is done.
+    No record is rewritten. All brokers need the new master key before the rotation, and the old one
+    until the rotation is complete.
     """
     from strandline.api.encryption import LIST_KEYS, ROTATE_KEYS, KeyInfo, RotateKeys
 
@@ -84,7 +84,7 @@ def rotate(
 
 
 def _encrypted(keys: "list[KeyInfo]") -> list[str]:
-    """Return the streams that have keys."""
+    """Return the streams that have data keys."""
     return sorted({key.stream for key in keys})
 
 

@@ -8,17 +8,17 @@ Status = Literal["ok", "warning", "error"]
 
 
 class CheckFinding(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a check of this machine."""
+    """The result of one check."""
 
     check: str
     """What was checked."""
     status: Status
-    """``error``: the broker cannot start, or cannot guarantee durability; ``warning``: it would
+    """``error``: a broker cannot start or cannot guarantee durability; ``warning``: a broker can
     run."""
     detail: str
-    """What was seen, with values."""
+    """What the check has found, with values."""
     advice: str = ""
-    """What to change; empty where all is well."""
+    """What to change; empty if nothing."""
 
 
 def ok(check: str, detail: str) -> CheckFinding:
@@ -27,10 +27,10 @@ def ok(check: str, detail: str) -> CheckFinding:
 
 
 def warning(check: str, detail: str, advice: str) -> CheckFinding:
-    """Return the finding of something to improve."""
+    """Return the finding of a check that found something to improve."""
     return CheckFinding(check=check, status="warning", detail=detail, advice=advice)
 
 
 def error(check: str, detail: str, advice: str) -> CheckFinding:
-    """Return the finding of something that stops a broker."""
+    """Return the finding of a check that found something that stops a broker."""
     return CheckFinding(check=check, status="error", detail=detail, advice=advice)

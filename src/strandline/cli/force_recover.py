@@ -43,10 +43,10 @@ def force_recover(
     yes: YesOption = False,
     output: OutputOption = OutputFormat.text,
 ) -> None:
-    """Make a stopped broker the only voter, after most voters are permanently lost.
+    """Make a stopped broker the only voter, if most voters are permanently lost.
 
-    Choose the surviving broker that was up last. Start it afterwards, then remove or replace the
-    lost brokers and add new ones. Asks for confirmation, unless --yes.
+    Choose the surviving broker that ran last. Start it afterwards, then remove or replace the lost
+    brokers and add new ones. Asks for confirmation, unless --yes.
     """
     from strandline.broker.cluster.force_recover import force_recover as force_recover_directory
     from strandline.storage.disk import Disk
@@ -93,8 +93,8 @@ def discard(
 ) -> None:
     """Delete a stopped broker's corrupt copy of the metadata, so that it fetches a new one.
 
-    Run 'cluster replace-disk' at another broker first. Records are kept. Asks for confirmation,
-    unless --yes.
+    Run 'cluster replace-disk' at another broker first. The broker's records are kept. Asks for
+    confirmation, unless --yes.
     """
     from strandline.broker.cluster.discard import discard_metadata
     from strandline.storage.disk import Disk

@@ -93,14 +93,14 @@ def info(
 
 
 def _cells(row: "GroupProgress") -> tuple[object, ...]:
-    """Return what the table shows of a group's progress in a partition."""
+    """Return the table cells for a group's progress in one partition."""
     offset = "-" if row["offset"] is None else f"{row['offset']}{'*' * row['is_beyond']}"
     lag = "-" if row["lag"] is None else row["lag"]
     return row["stream"], row["partition"], offset, lag, row["member"] or "-"
 
 
 def _rows(client: "Client", found: "GroupInfo") -> "list[GroupProgress]":
-    """Return a row for each partition that has a committed offset or a member."""
+    """Return the progress for each partition with a committed offset or a member."""
     from strandline.api.groups import next_offset
 
     members = {
@@ -160,7 +160,7 @@ def reset(
 ) -> None:
     """Set a group's committed offsets in a stream; its members must be stopped.
 
-    A group that does not exist yet is created, so that its first members begin there.
+    A group that does not exist is created, so that its first members begin at these offsets.
     """
     import strandline
 
@@ -189,8 +189,8 @@ def delete(
 ) -> None:
     """Delete a group without members, and its committed offsets; this cannot be undone.
 
-    A durable NATS consumer is its group js/STREAM/CONSUMER, and is deleted with it.
-    Asks for confirmation at a terminal, unless --yes.
+    A durable NATS consumer is stored in the group js/STREAM/CONSUMER, and is deleted with it. Asks
+    for confirmation at a terminal, unless --yes.
     """
     import strandline
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 METADATA_NAME = "metadata.json"
 CLUSTER_NAME = "broker.json"
-"""The corresponding file of a broker in a cluster."""
+"""The name of the metadata file of a broker in a cluster."""
 EPILOG = examples(
     "strandline inspect strandline-data",
     "strandline inspect strandline-data --no-verify",
@@ -45,12 +45,12 @@ def inspect(
     verify: Annotated[bool, typer.Option(help="Check the checksum of every batch.")] = True,
     output: OutputOption = OutputFormat.text,
 ) -> None:
-    """List and verify the files of a data directory, or dump one of them. Changes nothing.
+    """List and verify the files of a data directory, or print one of them; changes nothing.
 
-    Corruption, and data that the last checkpoint refers to and is missing, is reported by file and
-    byte position; the exit code is then 1. A torn tail after a crash is not corruption: the next
-    start truncates it. Beside a running broker the newest bytes may look torn. In a single file,
-    torn and corrupt bytes look the same.
+    Corruption, and missing data that the last checkpoint refers to, is reported with file and byte
+    position; the exit code is then 1. A torn tail after a crash is not corruption: the next start
+    truncates it. If a broker is running, its newest bytes may look torn. In a single file, torn and
+    corrupt bytes look the same.
     """
     if path.is_file():
         _dump(path, output)
@@ -80,7 +80,7 @@ def inspect(
     else:
         _print_reports(reports, path, names)
     if unreadable is not None:
-        raise unreadable  # raised last, so that the readable files are shown
+        raise unreadable  # at the end, so that all readable files are shown first
     if any(report.is_corrupt for report in reports):
         raise typer.Exit(EXIT_ERROR)
 
@@ -91,7 +91,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def _check_metadata_missing(path: Path) -> None:
-    """Check that a directory without a metadata file has no records either, or is a cluster's.
+    """Check that a directory without a metadata file has no records, or belongs to a cluster.
 
     Raises:
         CorruptBatchError: the metadata file is missing.
@@ -110,7 +110,7 @@ def _check_metadata_missing(path: Path) -> None:
 
 
 def _verified(path: Path, *, verify: bool, known: Collection[int] | None) -> "Iterator[FileReport]":
-    """Yield the reports, with a progress bar."""
+    """Yield the reports, and show a progress bar."""
     from strandline.storage.inspect import inspect_directory
 
     shown = 0
@@ -126,7 +126,7 @@ def _verified(path: Path, *, verify: bool, known: Collection[int] | None) -> "It
 
 
 def _log_names(path: Path) -> dict[str, str]:
-    """Map each log directory's name to its partition.
+    """Return each log directory's name with the partition it belongs to.
 
     Raises:
         CorruptBatchError: the metadata cannot be read.
@@ -189,7 +189,7 @@ def _as_json(report: "FileReport", root: Path, names: Mapping[str, str]) -> dict
 
 
 def _dump(file: Path, output: OutputFormat) -> None:
-    """Print one file, piece by piece."""
+    """Print the content of one file, piece by piece."""
     from strandline.storage.dump import CORRUPT, dump_file
 
     is_corrupt = False

@@ -1,6 +1,6 @@
 """``strandline liftbridge``: a broker with the flags and files of Liftbridge's server.
 
-Also the script ``strandline-liftbridge``, a replacement for Liftbridge's binary.
+It is also the script ``strandline-liftbridge``, a replacement for Liftbridge's binary.
 """
 
 import os
@@ -39,7 +39,7 @@ def liftbridge(
     ] = None,
     server_id: Annotated[
         str | None,
-        typer.Option("--server-id", "--id", help="Ignored: a single broker is 0."),
+        typer.Option("--server-id", "--id", help="Ignored: a single broker's id is 0."),
     ] = None,
     namespace: Annotated[
         str | None,
@@ -68,7 +68,7 @@ def liftbridge(
     tls_cert: Annotated[
         str | None, typer.Option("--tls-cert", help="PEM file of the certificate.")
     ] = None,
-    tls_key: Annotated[str | None, typer.Option("--tls-key", help="PEM file of its key.")] = None,
+    tls_key: Annotated[str | None, typer.Option("--tls-key", help="PEM file of the key.")] = None,
     level: Annotated[
         str | None, typer.Option("--level", "-l", help="debug, info, warn or error.")
     ] = None,
@@ -89,8 +89,8 @@ def liftbridge(
 ) -> None:
     """Start a broker for clients of Liftbridge, on Liftbridge's ports.
 
-    Takes Liftbridge's flags, LIFTBRIDGE_* variables and file; STRANDLINE_* variables add settings
-    that Liftbridge lacks, such as the other ports.
+    The command accepts Liftbridge's flags, LIFTBRIDGE_* variables and file. STRANDLINE_* variables
+    set what Liftbridge does not have, such as the other ports.
     """
     from strandline.process.liftbridge_settings import (
         read_liftbridge_file,
@@ -137,7 +137,7 @@ def liftbridge(
 
 
 def _default_nats(given: Mapping[str, Any], environ: Mapping[str, str]) -> str | None:
-    """Return the URL of the nats-server that Liftbridge would use, if there is one."""
+    """Return the URL of the nats-server that Liftbridge would use by default, if one listens."""
     from strandline.process.liftbridge_settings import DEFAULT_NATS
 
     is_chosen = given.get("nats.servers") or str(given.get("nats.embedded", "")).lower() == "true"
@@ -152,5 +152,5 @@ def _default_nats(given: Mapping[str, Any], environ: Mapping[str, str]) -> str |
 
 
 def main() -> None:
-    """Run the command as a script."""
+    """Run the command as the script ``strandline-liftbridge``."""
     typer.run(liftbridge)

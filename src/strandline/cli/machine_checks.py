@@ -1,8 +1,9 @@
-"""Checks of the machine that a broker is to run on: disk, descriptors, memory, clock, ports.
+"""Checks of the machine on which a broker is to run: disk, descriptors, memory, clock, ports.
 
-Rules: each check takes the broker's settings and yields findings; it leaves nothing behind, and
-fails only where a broker would. Limits that stop a broker are those of the modules that enforce
-them. Must not know how findings are shown.
+Rules: a check takes the broker's settings and yields findings. It leaves nothing behind, and
+    reports
+an error only where a broker would fail. The limits come from the modules that enforce them. This
+module must not know how findings are shown.
 """
 
 import contextlib
@@ -28,16 +29,16 @@ SYNCS: Final = 50
 SYNCING_S_MAX: Final = 2.0
 SYNC_BYTES: Final = 4096
 SYNC_MS_MAX: Final = 10.0
-"""Median above which a disk is slow: an appender waits for it on each publish."""
+"""The median above which a disk is reported as slow: each publish waits for a sync."""
 FREE_SHARE_MIN: Final = 0.05
 FREE_INODES_MIN: Final = 1000
 OPEN_FILES_WANTED: Final = 4096
 RESIDENT_BYTES: Final = 192 << 20
-"""A broker with a few streams, without what publishers have in flight."""
+"""The memory of a broker with a few streams, without publishes in flight."""
 TIME_ERROR: Final = 5
-"""What adjtimex returns while no program keeps the clock synchronized."""
+"""The result of adjtimex if no program keeps the clock synchronized."""
 TIMEX_BYTES: Final = 512
-"""More than any system's ``struct timex``."""
+"""More than the size of ``struct timex`` on any system."""
 CGROUPS: Final = Path("/sys/fs/cgroup")
 LISTENING: Final = "0A"
 """The state of a listening socket in /proc/net/tcp."""
@@ -51,11 +52,11 @@ FILE_SYSTEMS: Final = {
     "cifs": "locks and syncs over a network may not hold what they promise",
     "9p": "it may not sync to a disk",
 }
-"""Types of file systems that a broker starts on, and why its records do not last there."""
+"""File system on which a broker starts → why records are not durable there."""
 
 
 def check_disk(config: BrokerConfig) -> Iterator[CheckFinding]:
-    """Check that the data directory can be written, lasts, has space, and syncs quickly."""
+    """Check that the data directory is writable and durable, has space, and syncs quickly."""
     directory = Path(config.data_dir).absolute()
     place = next(each for each in (directory, *directory.parents) if each.exists())
     try:
@@ -100,7 +101,7 @@ def _file_system(place: Path) -> CheckFinding:
 
 
 def file_system_of(place: Path) -> str:
-    """Return the type of the file system that a path is on."""
+    """Return the type of a path's file system."""
     device = place.stat().st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
@@ -122,7 +123,7 @@ def _space(place: Path, config: BrokerConfig) -> CheckFinding:
         return error(
             "free space", f"{found}; the broker needs {needed} for its journal file", advice
         )
-    # Beside the journal file in use there is a spare one; then each partition grows.
+    # The journal has a spare file besides the one in use; then each partition needs space.
     if free + kept < 2 * config.journal.file_bytes or free < FREE_SHARE_MIN * total:
         return warning("free space", found, advice)
     if stats.f_files > 0 and stats.f_favail < FREE_INODES_MIN:
@@ -131,11 +132,11 @@ def _space(place: Path, config: BrokerConfig) -> CheckFinding:
 
 
 def _sync_latency(file: Path, place: Path) -> CheckFinding:
-    """Time what a group commit waits for: a small write, and ``fdatasync``."""
+    """Measure what a group commit waits for: a small write and ``fdatasync``."""
     took_ms: list[float] = []
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        # Preallocated, as the journal is: a sync that changes the file's size takes longer.
+        # Preallocate, as the journal does: a sync that changes the file's size takes longer.
         os.posix_fallocate(descriptor, 0, SYNCS * SYNC_BYTES)
         os.fsync(descriptor)
         end_s = time.perf_counter() + SYNCING_S_MAX
@@ -163,7 +164,7 @@ def _sync_latency(file: Path, place: Path) -> CheckFinding:
 
 
 def check_descriptors(_: BrokerConfig) -> Iterator[CheckFinding]:
-    """Check the limit of open files, and say what it is enough for."""
+    """Check the limit of open files, and report what it suffices for."""
     from strandline.process.run import OPEN_FILES_MIN
     from strandline.storage.descriptors import UNLIMITED, shares_of
 
@@ -187,7 +188,7 @@ def check_descriptors(_: BrokerConfig) -> Iterator[CheckFinding]:
 
 
 def check_memory(config: BrokerConfig) -> Iterator[CheckFinding]:
-    """Check that a broker fits into the memory that is available to it."""
+    """Check that a broker fits into the available memory."""
     values = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     available = int(values["MemAvailable"].split()[0]) * 1024
     found = f"{size_text(available)} available"
@@ -207,7 +208,7 @@ def check_memory(config: BrokerConfig) -> Iterator[CheckFinding]:
 
 
 def _memory_limit() -> int | None:
-    """Return the lowest limit of this process's control groups; None if there is none."""
+    """Return the lowest memory limit of this process's control groups; None without one."""
     limits: list[int] = []
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
@@ -217,7 +218,7 @@ def _memory_limit() -> int | None:
         file = "memory.limit_in_bytes" if controllers else "memory.max"
         inner = root / path.lstrip("/")
         for group in (inner, *inner.parents):
-            with contextlib.suppress(OSError, ValueError):  # not there, or "max"
+            with contextlib.suppress(OSError, ValueError):  # the file does not exist, or has "max"
                 limits.append(int((group / file).read_text()))
             if group == root:
                 break
@@ -225,7 +226,7 @@ def _memory_limit() -> int | None:
 
 
 def check_clock(_: BrokerConfig) -> Iterator[CheckFinding]:
-    """Check that the clock is right, as far as the machine knows."""
+    """Check that the clock is right, as far as the machine can tell."""
     now_s = time.time()
     newest_s = Path(__file__).stat().st_mtime
     shown = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now_s))
@@ -245,7 +246,7 @@ def check_clock(_: BrokerConfig) -> Iterator[CheckFinding]:
 
 
 def ports_of(config: BrokerConfig) -> dict[str, tuple[str, int]]:
-    """Return the setting, address and port of each listener; without free and closed ones."""
+    """Return setting, address and port of each listener with a fixed port that is on."""
     found = {
         "flight_port": (config.host, config.flight_port),
         "http_port": (config.host, config.http_port),
@@ -261,7 +262,7 @@ def ports_of(config: BrokerConfig) -> dict[str, tuple[str, int]]:
 
 
 def check_ports(config: BrokerConfig) -> Iterator[CheckFinding]:
-    """Check that each listener can listen."""
+    """Check that each listener's port is available."""
     free: list[str] = []
     for setting, (host, port) in ports_of(config).items():
         try:
@@ -307,7 +308,7 @@ def _refused_port(setting: str, host: str, *, port: int, failure: OSError) -> Ch
 
 
 def holder_of(port: int) -> str:
-    """Return name and process id of who listens on a port; empty if we may not know."""
+    """Return name and id of the process that listens on a port; empty if it is not known."""
     sockets = {
         f"socket:[{fields[9]}]"
         for table in ("tcp", "tcp6")
@@ -315,7 +316,7 @@ def holder_of(port: int) -> str:
         if fields[3] == LISTENING and int(fields[1].rpartition(":")[2], 16) == port
     }
     for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended, or belongs to another user
+        with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
             if any(_is_one_of(sockets, link) for link in list((process / "fd").iterdir())):
                 name = (process / "comm").read_text().strip()
                 return f"{name} (pid {process.name})"
@@ -323,6 +324,6 @@ def holder_of(port: int) -> str:
 
 
 def _is_one_of(sockets: set[str], link: Path) -> bool:
-    with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+    with contextlib.suppress(FileNotFoundError):  # it has been closed
         return str(link.readlink()) in sockets
     return False

@@ -1,7 +1,7 @@
 """Parsing of the flags that name the brokers of a new cluster: numbers, hosts, racks.
 
-Rules: combinations that cannot work are rejected with a remedy: a duplicate number, an unreachable
-address, or one that only its own machine reaches while others are elsewhere.
+Rules: combinations that cannot work are rejected, with what to do: a duplicate number, an
+unreachable address, or a loopback address while other brokers are on other machines.
 """
 
 import re
@@ -11,7 +11,7 @@ from strandline.cli.cluster_config import ClusterMember, is_ip
 from strandline.errors import InvalidRequestError
 
 FOUNDERS_MAX = 7
-"""The limit of voters: see ``strandline.broker.cluster.voters``."""
+"""The limit of voters, as in ``strandline.broker.cluster.voters``."""
 BROKER_ID_MAX = (1 << 31) - 1
 HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9.])?")
 
@@ -19,10 +19,10 @@ HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9.])?")
 def read_members(
     brokers: list[str], racks: list[str], peer_hosts: list[str]
 ) -> list[ClusterMember]:
-    """Return the brokers, by number.
+    """Return the brokers in order of their numbers.
 
     Raises:
-        InvalidRequestError: they cannot form a cluster.
+        InvalidRequestError: the brokers cannot form a cluster.
     """
     hosts = {number: _host(text) for number, text in _by_number(brokers, "--broker").items()}
     rack_of = _of_all(hosts, _by_number(racks, "--rack"), "--rack")
@@ -64,7 +64,7 @@ def _by_number(entries: list[str], flag: str) -> dict[int, str]:
 
 
 def _of_all(hosts: dict[int, str], found: dict[int, str], flag: str) -> dict[int, str]:
-    """Check that a flag names all brokers or none."""
+    """Check that a flag is given for all brokers or for none."""
     if found and (odd := hosts.keys() ^ found.keys()):
         raise InvalidRequestError(
             f"--broker and {flag} name different brokers: only one of them has "
@@ -74,7 +74,7 @@ def _of_all(hosts: dict[int, str], found: dict[int, str], flag: str) -> dict[int
 
 
 def _host(text: str) -> str:
-    """Return a host that others can reach."""
+    """Return a host, checked to be one that other machines can reach."""
     host = text.removeprefix("[").removesuffix("]")
     if host == "localhost":
         return "127.0.0.1"
@@ -90,7 +90,7 @@ def _host(text: str) -> str:
 
 
 def _check_hosts(hosts: dict[int, str]) -> None:
-    """Reject a loopback address beside brokers on other machines."""
+    """Reject a loopback address if other brokers are on other machines."""
     local = [number for number, host in hosts.items() if is_local(host)]
     if local and len(local) < len(hosts):
         number = local[0]
@@ -101,5 +101,5 @@ def _check_hosts(hosts: dict[int, str]) -> None:
 
 
 def is_local(host: str) -> bool:
-    """Return whether only its own machine reaches a host."""
+    """Return whether a host can be reached only from its own machine."""
     return is_ip(host) and ip_address(host).is_loopback

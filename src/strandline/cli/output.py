@@ -1,8 +1,10 @@
 """Output of commands, as text or JSON.
 
-Rules: with ``--output json`` every line on standard output is one JSON document; an error is one
-line on standard error in both formats, with the stable code from docs/errors.md. Names and values
-come from other users: what could control a terminal is escaped here, wherever it is printed.
+Rules: with ``--output json`` every line on standard output is one JSON document. An error is one
+    line
+on standard error in both formats, with the stable code from docs/errors.md. Names and values come
+from other users: characters that could control a terminal are escaped here, wherever they are
+printed.
 """
 
 import contextlib
@@ -32,7 +34,7 @@ from strandline.process.logs import TEXT_FORMAT, JsonFormatter
 
 EXIT_ERROR = 1
 GAP = "  "
-"""Between the columns of a table."""
+"""The space between columns of a table."""
 TEXT_WIDTH_MIN = 8
 Command = TypeVar("Command", bound=Callable[..., None])
 Advance = Callable[[int], None]
@@ -65,19 +67,19 @@ YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for con
 
 
 def is_asked(output: OutputFormat, *, yes: bool) -> bool:
-    """Return whether to ask for confirmation: at a terminal, without ``--yes``."""
+    """Return whether to ask for confirmation: only at a terminal and without ``--yes``."""
     return not yes and sys.stdin.isatty() and output is OutputFormat.text
 
 
 def examples(*lines: str) -> str:
-    """Format the examples at the end of a command's help; none contains rich's markup."""
+    """Format the examples at the end of a command's help."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 def print_json(value: object) -> None:
     """Print one JSON document on one line."""
     text = msgspec.json.encode(value).decode()
-    # JSON lets a string have U+202E or U+009B as they are; nothing outside of strings has any.
+    # JSON allows U+202E or U+009B unescaped in strings; outside of strings there are none.
     _print(_escaped(text, lambda char: json.dumps(char)[1:-1]))
 
 
@@ -133,14 +135,14 @@ def print_list(
 
 
 def note(text: str) -> None:
-    """Print one line on standard error, apart from the results."""
+    """Print one line on standard error, separate from the results."""
     with writing_output():
         sys.stderr.write(_lines(text) + "\n")
         sys.stderr.flush()
 
 
 def escaped(text: str) -> str:
-    """Return text with what could control a terminal, also line ends, as Python's escapes."""
+    """Return text with escapes for line ends and for what could control a terminal."""
     return _escaped(text, lambda char: repr(char)[1:-1])
 
 
@@ -156,7 +158,7 @@ def _escaped(text: str, escape: Callable[[str], str]) -> str:
 
 @contextmanager
 def logged_to_stderr(output: OutputFormat) -> Iterator[None]:
-    """Print our log on standard error: bare messages at a terminal, log lines elsewhere."""
+    """Print the log on standard error: only messages at a terminal, full log lines elsewhere."""
     handler = logging.StreamHandler(sys.stderr)
     if output is OutputFormat.json:
         handler.setFormatter(JsonFormatter())
@@ -176,8 +178,8 @@ def logged_to_stderr(output: OutputFormat) -> Iterator[None]:
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print an aligned table; a column whose name begins with # is numeric.
 
-    Plain text without borders or colours. In a terminal that is too narrow the longest texts are
-    cut, never numbers; a pipe gets all of it.
+    The table is plain text without borders or colours. If a terminal is too narrow, the longest
+    texts are cut, but never numbers; in a pipe nothing is cut.
     """
     heads = [name.removeprefix("#").upper() for name in columns]
     cells = [[_cell(value) for value in row] for row in rows]
@@ -196,7 +198,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
 
 
 def _narrow(widths: list[int], texts: Sequence[int], room: int) -> None:
-    """Make the widest columns of text narrower until the table fits, as far as they go."""
+    """Make the widest text columns narrower until the table fits, if possible."""
     while sum(widths) + len(GAP) * (len(widths) - 1) > room:
         widest = max(texts, key=lambda place: widths[place], default=None)
         if widest is None or widths[widest] <= TEXT_WIDTH_MIN:
@@ -209,7 +211,7 @@ def _cut(text: str, width: int) -> str:
 
 
 def print_error(error: StrandlineError, output: OutputFormat) -> None:
-    """Print an error as one line, or as JSON."""
+    """Print an error as one line or as JSON."""
     if output is OutputFormat.json:
         report = {"error": error.code, "message": error.message, "retriable": error.retriable}
         note(msgspec.json.encode(report).decode())
@@ -218,9 +220,9 @@ def print_error(error: StrandlineError, output: OutputFormat) -> None:
 
 
 def reports_errors(command: Command) -> Command:
-    """Print the errors of a command as one line and exit with code 1.
+    """Make a command print its errors as one line and exit with code 1.
 
-    Covers ``StrandlineError``, and errors of files, output and arguments; bugs keep their
+    This covers ``StrandlineError``, and errors of files, output and arguments. A bug keeps its
     traceback.
     """
 
@@ -240,7 +242,7 @@ def reports_errors(command: Command) -> Command:
         except OutputError as error:
             _forget_output()
             if isinstance(error.__cause__, BrokenPipeError):
-                return  # its reader has ended, as `| head` does
+                return  # the reader of a pipe has ended, for example `head`
             print_error(_of_system("cannot use standard output", error.__cause__), output)
             raise typer.Exit(EXIT_ERROR) from error
         except OSError as error:
@@ -250,7 +252,7 @@ def reports_errors(command: Command) -> Command:
             print_error(_of_system(what, error), output)
             raise typer.Exit(EXIT_ERROR) from error
 
-    # Typer keeps the source's line breaks in all paragraphs of the help but the first.
+    # In all paragraphs of the help but the first, Typer keeps the line breaks of the source.
     paragraphs = (inspect.getdoc(command) or "").split("\n\n")
     run.__doc__ = "\n\n".join(" ".join(each.split()) for each in paragraphs)
     return run  # type: ignore[return-value] # functools.wraps keeps the signature
@@ -261,13 +263,13 @@ def _of_system(what: str, error: BaseException | None) -> StrandlineError:
 
 
 def _forget_output() -> None:
-    """Redirect standard output to nowhere, or Python would fail in flushing it at exit."""
-    with contextlib.suppress(OSError):  # in a test it is not a file
+    """Redirect standard output to nothing; otherwise Python's flush at exit would fail."""
+    with contextlib.suppress(OSError):  # in tests it is not a file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _not_encodable(error: UnicodeEncodeError) -> StrandlineError:
-    """Return the error of text that cannot be encoded, an argument or output."""
+    """Return the error for text that cannot be encoded, in an argument or in the output."""
     text = error.object[max(error.start - 20, 0) : error.end + 20]
     if any("\ud800" <= letter <= "\udfff" for letter in error.object[error.start : error.end]):
         return InvalidRequestError(f"an argument is not UTF-8: {text!a}")
@@ -277,7 +279,7 @@ def _not_encodable(error: UnicodeEncodeError) -> StrandlineError:
 
 
 def _not_installed(error: ModuleNotFoundError) -> StrandlineError:
-    """Return the error of a missing third-party package; one of ours is a bug, and raised."""
+    """Return the error for a missing third-party package; a missing module here is a bug."""
     package = (error.name or "strandline").partition(".")[0]
     if package.startswith(("strandline", "pyspark_strandline")):
         raise error
@@ -289,9 +291,9 @@ def progress(title: str, total: int | None, *, unit: str = "records") -> Iterato
     """Show a progress bar on standard error while the block runs.
 
     Args:
-        title: the task shown.
-        total: number of units; ``None`` if unknown.
-        unit: the unit's name; ``bytes`` are shown in binary units.
+        title: the task to show.
+        total: the number of units; None if unknown.
+        unit: the name of the units; ``bytes`` are shown in binary units.
 
     Yields:
         A function to call with the number of units done since its last call.
@@ -317,7 +319,7 @@ def progress(title: str, total: int | None, *, unit: str = "records") -> Iterato
     if not console.is_terminal:
         note(f"{title} ...")
     columns = (TextColumn("{task.description}"), BarColumn(), *counts, TimeElapsedColumn())
-    # Standard output has the results: without this Rich would print them on this console.
+    # Otherwise Rich would print standard output, which has the results, on this console.
     with Progress(
         *columns, console=console, disable=not console.is_terminal, redirect_stdout=False
     ) as bar:

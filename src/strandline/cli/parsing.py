@@ -1,6 +1,6 @@
 """Parsing and formatting of sizes and durations, and parsing of offsets.
 
-Rules: pure; an invalid value raises ``typer.BadParameter``, which is a usage error.
+Rules: pure. An invalid value raises ``typer.BadParameter``, which is a usage error.
 """
 
 import re
@@ -39,7 +39,7 @@ def parse_duration(text: str | int) -> int:
 
 
 def size_text(size: int) -> str:
-    """Format a size in bytes: ``64MiB`` if it is a round one, else ``1.4GiB`` to one digit."""
+    """Format a size: ``64MiB`` if that is exact, else rounded to one decimal, as ``1.4GiB``."""
     for letter in "TGMK":
         unit = SIZE_UNITS[f"{letter}iB"]
         if size >= unit:
@@ -60,7 +60,7 @@ def exact_size_text(size: int) -> str:
 def duration_text(duration_ms: int) -> str:
     """Format a duration exactly, in the largest unit that divides it: ``7d``, ``90s``, ``1500ms``.
 
-    ``parse_duration`` reads it back, as ``parse_size`` does an exact size.
+    ``parse_duration`` accepts the result, as ``parse_size`` accepts an exact size.
     """
     for unit in ("d", "h", "min", "s"):
         if duration_ms and duration_ms % DURATION_UNITS[unit] == 0:
@@ -69,7 +69,7 @@ def duration_text(duration_ms: int) -> str:
 
 
 def setting_text(name: str, value: object) -> object:
-    """Return a setting as people write it: sizes and durations, by the unit in its name."""
+    """Return a setting for display; its name's unit shows that it is a size or a duration."""
     if isinstance(value, int) and name.endswith("_bytes"):
         return exact_size_text(value)
     if isinstance(value, int) and name.endswith("_ms"):
@@ -79,7 +79,7 @@ def setting_text(name: str, value: object) -> object:
 
 @contextmanager
 def naming(option: str) -> Iterator[None]:
-    """Name an option in the usage errors of what is parsed within the context."""
+    """Name an option in usage errors that are raised within the context."""
     try:
         yield
     except typer.BadParameter as error:
@@ -92,7 +92,7 @@ def parse_offset(text: str, now: datetime | None = None) -> OffsetSpec:
 
     Args:
         text: the text; a time without a zone is UTC.
-        now: the time that ``-15m`` is relative to; by default the present.
+        now: the time to which ``-15m`` is relative; by default the present.
     """
     if text == "earliest":
         return "earliest"
@@ -119,7 +119,7 @@ def parse_offset(text: str, now: datetime | None = None) -> OffsetSpec:
 
 
 def parse_header(text: str) -> tuple[str, bytes]:
-    """Parse a header: ``name=value``, the value unchanged, or ``name: value``."""
+    """Parse a header: ``name: value``, or ``name=value`` with the value unchanged."""
     name, separator, value = text.partition("=" if "=" in text else ":")
     if not separator or not name.strip():
         raise typer.BadParameter(f"{text!r} is not a header; give name=value")

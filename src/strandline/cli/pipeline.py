@@ -51,11 +51,12 @@ def run(
 ) -> None:
     """Run a pipeline to its end, or until Ctrl-C or SIGTERM; run it again to continue.
 
-    Prints a line per micro-batch: its number, its records, each partition's lag behind the stream,
-    and the age of the oldest unread record. Stopping abandons the batch that is running; a second
-    signal does not wait for it to end.
+    Prints a line for each micro-batch: its number, its records, each partition's lag behind the
+    stream, and the age of the oldest unread record. A signal abandons the running batch and waits
+    for that; a second signal ends the command at once.
 
-    The broker is the file's server, else the variable STRANDLINE_SERVER, else 127.0.0.1:9293.
+    The broker is the one in the file (server), else in the variable STRANDLINE_SERVER, else
+    127.0.0.1:9293.
     """
     from strandline.spark.pipelines.config import LoadPipeline
 
@@ -96,9 +97,9 @@ def status(
 ) -> None:
     """Show what a load has committed, its lag, and the size of its tables.
 
-    It asks the tables and the brokers, so it is right whether the load is running or not. The
-    progress of other pipelines is that of their consumer group: strandline group info. The broker
-    is found as by run.
+    The values come from the tables and the brokers, so they are right even if the load does not
+    run. The broker is found as for run. For the progress of other pipelines, see their consumer
+    group: strandline group info.
     """
     from strandline.spark.pipelines.config import LoadPipeline
     from strandline.spark.pipelines.status import load_status

@@ -1,6 +1,6 @@
-"""Checks of what else must be installed: Python packages, nats-server, Java.
+"""Checks of other installed software: Python packages, nats-server, Java.
 
-Rules: as in ``machine_checks``. Java and PySpark are only for Spark: a broker runs without them.
+Rules: as in ``machine_checks``. Java and PySpark are only for Spark; a broker runs without them.
 """
 
 import importlib.metadata
@@ -25,7 +25,7 @@ ANSWER_S: Final = 30.0
 
 
 def check_versions(_: BrokerConfig) -> Iterator[CheckFinding]:
-    """Report versions, and find packages that a broker needs and that are not installed."""
+    """Report versions; find packages that a broker needs and that are not installed."""
     installed = [
         f"{name} {importlib.metadata.version(name)}"
         for name in ("pyarrow", "pyspark")
@@ -47,7 +47,7 @@ def check_versions(_: BrokerConfig) -> Iterator[CheckFinding]:
 
 
 def check_nats(config: BrokerConfig) -> Iterator[CheckFinding]:
-    """Check that nats-server can be started, or that your own servers can be reached."""
+    """Check that nats-server can be started, or that external servers can be reached."""
     for url in config.nats.servers:
         yield _reached(url)
     for url in config.nats.leafnodes:

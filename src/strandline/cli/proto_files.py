@@ -1,7 +1,7 @@
-"""``.proto`` files, compiled to the descriptors that brokers keep.
+"""``.proto`` files, compiled to the descriptors that brokers store.
 
-Rules: the compiler is protoc, in a process of its own, as grpcio-tools carries it. A broker sees no
-``.proto`` text.
+Rules: the compiler is protoc from grpcio-tools, in a separate process. A broker never sees the text
+of a ``.proto`` file.
 """
 
 import importlib.util
@@ -15,14 +15,15 @@ from strandline.errors import InvalidConfigError
 
 
 def compiled_proto(file: Path, includes: Sequence[Path]) -> bytes:
-    """Return a ``FileDescriptorSet`` of a ``.proto`` file and all that it imports.
+    """Return a ``FileDescriptorSet`` of a ``.proto`` file and of all files that it imports.
 
     Args:
         file: the file.
-        includes: directories that imports are relative to, before the file's own.
+        includes: directories to search for imports, before the file's own.
 
     Raises:
-        InvalidConfigError: there is no compiler, or it finds an error; the message is its own.
+        InvalidConfigError: there is no compiler, or the compiler reports an error, whose text is
+            used.
     """
     found = importlib.util.find_spec("grpc_tools")
     if found is None or found.origin is None:
@@ -30,7 +31,7 @@ def compiled_proto(file: Path, includes: Sequence[Path]) -> bytes:
             f"no compiler for {file}: pip install 'strandline[protobuf]', or compile it with "
             "'protoc --include_imports --descriptor_set_out=FILE', and give that file"
         )
-    known = Path(found.origin).parent / "_proto"  # what comes with protoc: google/protobuf/*
+    known = Path(found.origin).parent / "_proto"  # the files that protoc brings: google/protobuf/*
     paths = [f"-I{path}" for path in (*includes, file.parent, known)]
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory) / "descriptors"

@@ -34,7 +34,7 @@ EPILOG = examples(
 )
 REPORT_EVERY = 1000
 WAITING_MAX = 100_000
-"""Limit of unacknowledged records; a producer's buffer is full before that."""
+"""The limit of unacknowledged records; the producer's buffer is full before it is reached."""
 
 
 @reports_errors
@@ -48,7 +48,7 @@ def publish(
     ],
     value: Annotated[
         str | None,
-        typer.Argument(metavar="[VALUE]", help="The record; by default lines of stdin."),
+        typer.Argument(metavar="[VALUE]", help="A record's value; by default lines of stdin."),
     ] = None,
     file: Annotated[
         Path | None,
@@ -60,13 +60,13 @@ def publish(
     ] = None,
     tombstone: Annotated[
         bool,
-        typer.Option(
-            "--tombstone", help="A record without a value, which deletes its key by compaction."
-        ),
+        typer.Option("--tombstone", help="Publish a null value; compaction then deletes the key."),
     ] = False,
     subject: Annotated[
         str | None,
-        typer.Option(help="Subject of the records.", show_default="the stream's, _ for wildcards"),
+        typer.Option(
+            help="Subject of the records.", show_default="the stream's, with _ for wildcards"
+        ),
     ] = None,
     key: Annotated[str | None, typer.Option(help="Key of the records.")] = None,
     header: Annotated[
@@ -85,7 +85,7 @@ def publish(
 ) -> None:
     """Append records to a stream and wait for their acks.
 
-    Records go over Arrow Flight to the broker. Any NATS client can publish, too.
+    Records are sent to the broker over Arrow Flight. Any NATS client can publish, too.
     """
     import strandline
     from strandline.without_pandas import keep_pandas_out
@@ -132,22 +132,22 @@ def _publish_lines(
     """Append each line as a record and wait for all acks; return the number of records.
 
     Raises:
-        StrandlineError: a record was rejected, or may not be stored; the message names the line and
-            how many records were stored. No further line is read then.
+        StrandlineError: a record was rejected, or may not have been stored. The message has the
+            line and the number of records stored; later lines are not read.
     """
     waiting: deque[AckFuture[Ack]] = deque()
     count = stored = 0
     failed: tuple[int, StrandlineError] | None = None
 
     def settle() -> None:
-        """Examine the oldest outcome."""
+        """Wait for the oldest outcome."""
         nonlocal stored, failed
         number = count - len(waiting) + 1
         try:
             waiting.popleft().result()
             stored += 1
         except StrandlineError as error:
-            # A batch is refused as a whole: its first lines fail because of a later one.
+            # A batch is rejected as a whole, so its first lines may fail because of a later one.
             if failed is None or (_is_of_another(failed[1]) and not _is_of_another(error)):
                 failed = (number, error)
 
@@ -175,12 +175,12 @@ def _publish_lines(
 
 
 def _is_of_another(error: StrandlineError) -> bool:
-    """Return whether a record was refused only because of another one of its batch."""
+    """Return whether a record was rejected only because of another record in its batch."""
     return isinstance(error, SchemaMismatchError) and error.row is not None
 
 
 def _check_subject(subject: str, stream: "StreamInfo") -> None:
-    """Reject a subject that the stream would not record if it were published through NATS.
+    """Reject a subject that the stream would not store if it were published over NATS.
 
     Raises:
         InvalidSubjectError: the subject does not match the stream's.
@@ -208,10 +208,10 @@ def _print_one(stream: str, ack: "Ack", output: OutputFormat) -> None:
 
 
 def _lines(file: Path | None) -> Iterator[bytes]:
-    """Yield the lines of the file or standard input, without their line feeds.
+    """Yield the lines of a file or of standard input, without line feeds.
 
     Raises:
-        UnavailableError: it cannot be read.
+        UnavailableError: the file cannot be read.
     """
     source: BinaryIO = file.open("rb") if file is not None else sys.stdin.buffer
     try:

@@ -52,10 +52,10 @@ def set_quota(
     server: ServerOption = SERVER_DEFAULT,
     output: OutputOption = OutputFormat.text,
 ) -> None:
-    """Set the limits of a principal, replacing earlier ones; 0 is unlimited.
+    """Set the limits of a principal, replacing earlier ones; 0 means unlimited.
 
-    Limits apply at each broker, at once. Requests above a rate are delayed, or rejected with the
-    time to retry.
+    The limits apply at once, at each broker separately. Requests above a rate are delayed, or
+    rejected with a time to retry.
     """
     if not (publish or read or requests or connections):
         raise typer.BadParameter(

@@ -47,11 +47,11 @@ EPILOG = examples(
 )
 VALUE_CHARACTERS = 120
 RECONNECT_S = 24 * 3600.0
-"""How long --follow waits for brokers that do not answer."""
+"""How long --follow retries while no broker answers."""
 
 
 class RecordFormat(StrEnum):
-    """The format of a printed record."""
+    """The format in which records are printed."""
 
     table = "table"
     json = "json"
@@ -75,7 +75,7 @@ def read(
     stop: Annotated[
         str | None,
         typer.Option(
-            "--to", help="Where to stop, exclusive; values as --from.", show_default="latest"
+            "--to", help="Where to stop, exclusive; as for --from.", show_default="latest"
         ),
     ] = None,
     partition: Annotated[
@@ -110,7 +110,7 @@ def read(
     ] = RecordFormat.table,
     values: Annotated[
         ValueFormat,
-        typer.Option(help="What values are; others than raw are shown decoded."),
+        typer.Option(help="Format of the values; all but raw are decoded."),
     ] = "raw",
     schema: Annotated[
         Path | None,
@@ -121,8 +121,8 @@ def read(
 ) -> None:
     """Print records, oldest first within each partition.
 
-    The broker looks up offsets and filters; only matching records are transferred. --follow
-    continues when a broker that was restarted is back.
+    Offsets and filters are evaluated by the broker, so that only matching records are transferred.
+    With --follow the command continues after a restart of the broker.
     """
     import strandline
     from strandline.cli.value_decoding import value_decoder
@@ -181,8 +181,8 @@ def _followed(
     partition: int | None,
     **options: Any,
 ) -> Iterator[Record]:
-    """Yield records as they are stored, also across restarts of brokers."""
-    # The broker checks the columns, and says which there are by default.
+    """Yield records as they are stored, and continue after restarts of brokers."""
+    # The broker checks the columns and knows the default ones.
     names = client.read(stream, partition=partition, columns=columns, records_max=0).schema.names
     with client.subscribe(
         stream, partition=partition, reconnect_timeout_s=RECONNECT_S, **options
@@ -194,7 +194,7 @@ def _followed(
 
 
 def _watched(batches: Iterable[Any]) -> Iterator[Any]:
-    """Show progress on standard error while the output goes to a file or pipe."""
+    """Show the progress on standard error if the output goes to a file or a pipe."""
     with progress("reading", None) as advance:
         for batch in batches:
             yield batch
@@ -217,7 +217,7 @@ def _print_all(
 
 
 def rows(batch: Any) -> list[Record]:
-    """Return the records of a ``pyarrow.RecordBatch``, times as UTC text with nanoseconds."""
+    """Return the records of a ``pyarrow.RecordBatch``, with times as UTC text in nanoseconds."""
     import pyarrow as pa
 
     index = batch.schema.get_field_index("timestamp")
@@ -232,7 +232,7 @@ def rows(batch: Any) -> list[Record]:
 def print_json_record(record: Record) -> None:
     """Print a record as a JSON object; bytes that are not UTF-8 become ``<name>_base64``.
 
-    So do the values of all headers of a record if one of them is not UTF-8.
+    If a header's value is not UTF-8, the values of all headers of the record are in Base64.
     """
     shown: Record = {}
     for name, value in record.items():
@@ -260,7 +260,7 @@ def print_table_record(record: Record) -> None:
 
 
 def print_raw_record(record: Record) -> None:
-    """Write the bytes of the value and a line end; nothing for a null value."""
+    """Write the bytes of the value and a line end; write nothing for a null value."""
     if record["value"] is not None:
         with writing_output():
             sys.stdout.buffer.write(record["value"] + b"\n")
@@ -283,19 +283,19 @@ def _column_text(name: str, value: Any) -> str:
         return printable(" ".join(f"{key}={_text(content)}" for key, content in value or ()))
     if value is None:
         return "-"
-    if isinstance(value, dict | list):  # decoded
+    if isinstance(value, dict | list):  # a decoded value
         value = msgspec.json.encode(value)
     return printable(_text(value) if isinstance(value, bytes) else str(value))
 
 
 def printable(text: str) -> str:
-    """Escape what could control a terminal, and cut to one line."""
+    """Escape what could control a terminal, and cut the text to one line."""
     safe = escaped(text)
     return safe if len(safe) <= VALUE_CHARACTERS else safe[: VALUE_CHARACTERS - 1] + "…"
 
 
 def _time_text(nanoseconds: int) -> str:
-    """Format a time as ISO 8601 with nine digits."""
+    """Format a time as ISO 8601 with nine decimals of the second."""
     seconds, rest = divmod(nanoseconds, 10**9)
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:09}Z"
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from strandline.client.connection import BrokerConnection
 
 Ends = Mapping[int, Mapping[tuple[str, int], int]]
-"""Log end offset by broker and partition."""
+"""Broker → partition → log end offset."""
 
 
 def log_ends(found: "ClusterStatus", first: "BrokerConnection") -> Ends:
@@ -25,7 +25,7 @@ def log_ends(found: "ClusterStatus", first: "BrokerConnection") -> Ends:
         try:
             streams = connection.action(admin.LIST_STREAMS, None)
         except StrandlineError:
-            continue  # shown as a question mark
+            continue  # the lag of its replicas is shown as a question mark
         finally:
             connection.close()
         ends[broker.id] = {
@@ -37,7 +37,7 @@ def log_ends(found: "ClusterStatus", first: "BrokerConnection") -> Ends:
 
 
 def lags(part: "CopiesInfo", ends: Ends) -> dict[int, int | None]:
-    """Return how many records each replica lacks; None: unknown."""
+    """Return how many records each replica lacks; None if unknown."""
     name = part.stream, part.partition
     leader_end = ends.get(part.leader, {}).get(name) if part.leader is not None else None
     found: dict[int, int | None] = {}

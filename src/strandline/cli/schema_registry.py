@@ -1,8 +1,8 @@
-"""The schemas of a Confluent-compatible registry, fetched for a stream that does not have them yet.
+"""The client of a Confluent-compatible schema registry, for importing schemas.
 
-Rules: a registry that is away is asked again until a deadline. Its answers are bounded, and its
-redirects not followed, since a request may carry credentials; these come from the environment, and
-are in no message. Must not know streams.
+Rules: a registry that cannot be reached is asked again until a deadline. The size of its answers is
+limited. Redirects are not followed, since a request may carry credentials; these come from the
+environment and do not appear in any message. This module must not know streams.
 """
 
 import base64
@@ -38,7 +38,7 @@ _PAUSE_S_MAX = 2.0
 
 
 class SchemaReference(msgspec.Struct, frozen=True):
-    """A schema that another one imports."""
+    """A reference to a schema that another one imports."""
 
     name: str
     subject: str
@@ -46,7 +46,7 @@ class SchemaReference(msgspec.Struct, frozen=True):
 
 
 class RegisteredSchema(msgspec.Struct, frozen=True):
-    """A version of a subject, as a registry answers it."""
+    """A version of a subject, as a registry returns it."""
 
     id: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
     version: int
@@ -56,10 +56,10 @@ class RegisteredSchema(msgspec.Struct, frozen=True):
 
     @property
     def format(self) -> SchemaFormat:
-        """Return the format of its values.
+        """The format of the values.
 
         Raises:
-            InvalidConfigError: it is of another kind.
+            InvalidConfigError: the registry has a schema of another format.
         """
         if self.kind not in _FORMATS:
             raise InvalidConfigError(
@@ -70,7 +70,7 @@ class RegisteredSchema(msgspec.Struct, frozen=True):
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Leaves redirects alone: they would be given the credentials."""
+    """Does not follow redirects, which could pass on the credentials."""
 
     def redirect_request(self, *_args: Any, **_more: Any) -> None:
         return None
@@ -82,14 +82,14 @@ def _without_credentials(url: str) -> str:
 
 
 class SchemaRegistry:
-    """A registry.
+    """A connection to a schema registry.
 
     Args:
-        url: where its ``/subjects`` are.
-        deadline_s: how long each question is repeated while there is no answer.
+        url: the URL below which ``/subjects`` is.
+        deadline_s: how long a request is repeated while there is no answer.
 
     Raises:
-        InvalidConfigError: it is no URL of HTTP, or has credentials in it.
+        InvalidConfigError: the URL is not an HTTP URL, or contains credentials.
     """
 
     def __init__(self, url: str, *, deadline_s: float = _DEADLINE_S) -> None:
@@ -115,11 +115,11 @@ class SchemaRegistry:
         ).open
 
     def versions(self, subject: str) -> Iterator[RegisteredSchema]:
-        """Yield the versions of a subject, ascending.
+        """Yield the versions of a subject in ascending order.
 
         Raises:
-            InvalidRequestError: there is no such subject, or it has no versions.
-            InvalidConfigError: the registry refuses, or its answer makes no sense.
+            InvalidRequestError: the subject does not exist, or has no versions.
+            InvalidConfigError: the registry rejects the request, or its answer is invalid.
             UnavailableError: there was no answer in time.
         """
         numbers = self._get(f"/subjects/{quote(subject, safe='')}/versions", list[int])
@@ -136,10 +136,13 @@ class SchemaRegistry:
             yield self._version(subject, number)
 
     def text(self, found: RegisteredSchema) -> str | bytes:
-        """Return a schema as ``client.schemas.set`` takes it: of a message its descriptors.
+        """Return a schema in the form that ``client.schemas.set`` accepts.
+
+        For Protocol Buffers these are descriptors.
 
         Raises:
-            InvalidConfigError: it refers to others where no column can follow, or does not compile.
+            InvalidConfigError: the schema has references in a format that does not allow them here,
+                or it does not compile.
         """
         if found.format != "protobuf":
             if found.references:
@@ -154,7 +157,7 @@ class SchemaRegistry:
             return compiled_proto(Path(directory) / name, [])
 
     def _write(self, root: Path, name: str, found: RegisteredSchema) -> None:
-        """Write a file and those that it imports."""
+        """Write a ``.proto`` file and the files that it imports."""
         files, waiting = {name: found.schema}, [*found.references]
         while waiting:
             each = waiting.pop()
@@ -187,7 +190,7 @@ class SchemaRegistry:
         return found
 
     def _get(self, path: str, kind: type[Any]) -> Any:
-        """Return an answer; errors as ``versions``."""
+        """Return the answer to a request; raise the errors of ``versions``."""
         deadline, pause = time.monotonic() + self._deadline_s, _PAUSE_S
         while True:
             try:

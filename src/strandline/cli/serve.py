@@ -146,11 +146,11 @@ def serve(
     ] = None,
     output: OutputOption = OutputFormat.text,
 ) -> None:
-    """Start a broker, with an embedded nats-server unless --nats names yours.
+    """Start a broker, with an embedded nats-server unless --nats names your own.
 
-    Any port may be 0 for a free one. Ctrl-C or SIGTERM stops the broker cleanly; acknowledged
-    records survive a crash, too. Settings come from the defaults, --config, STRANDLINE_* variables
-    and flags; the last one wins.
+    A port of 0 picks a free one. Ctrl-C or SIGTERM stops the broker cleanly; acknowledged records
+    survive a crash, too. Settings come from the defaults, --config, STRANDLINE_* variables and
+    flags; a later source overrides an earlier one.
     """
     from strandline.process.run import run_broker
     from strandline.process.settings import load_settings

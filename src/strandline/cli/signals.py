@@ -1,7 +1,7 @@
-"""Signals of commands that run until they are stopped.
+"""Signals for commands that run until they are stopped.
 
-Rules: SIGTERM means the same as Ctrl-C. A command that has to finish something is notified by the
-first signal; the second ends it at once.
+Rules: SIGTERM means the same as Ctrl-C. A command that has something to finish is notified by the
+first signal; a second one ends it at once.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 @contextlib.contextmanager
 def interrupted_by_sigterm() -> Iterator[None]:
-    """Handle SIGTERM like Ctrl-C, and Ctrl-C also where a shell started us with SIGINT ignored."""
+    """Handle SIGTERM like Ctrl-C; handle Ctrl-C even if the shell started us with it ignored."""
     before = {each: signal.signal(each, signal.default_int_handler) for each in STOP_SIGNALS}
     try:
         yield
@@ -30,7 +30,7 @@ def interrupted_by_sigterm() -> Iterator[None]:
 
 
 class GracefulStop:
-    """The stop signals of a command, while its context is entered.
+    """The stop signals of a command while its context is entered.
 
     Args:
         at_once: called by the second signal, before it ends the process.
@@ -47,7 +47,7 @@ class GracefulStop:
         return self
 
     def install(self) -> None:
-        """Set the handlers, again after a library has set its own."""
+        """Set the handlers; call again after a library has set its own."""
         for each in STOP_SIGNALS:
             signal.signal(each, self._handle)
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 LIST_COLUMNS: Final = ("name", "subject", "#partitions", "#records", "#size", "acks")
 ELECTION_S: Final = 3.0
-"""How long to wait for the election of a partition's leader."""
+"""How long to wait for a partition's leader to be elected."""
 
 app = typer.Typer(
     no_args_is_help=True, help="Create, inspect, grow and delete streams, and delete old records."
@@ -87,7 +87,7 @@ def create(
     acks: Annotated[
         Literal["memory", "disk", "replicated"] | None,
         typer.Option(
-            help="What has happened to a record before it is acknowledged.",
+            help="How safe a record is before it is acknowledged.",
             show_default="replicated if replicas > 1, else disk",
         ),
     ] = None,
@@ -108,7 +108,7 @@ def create(
         bool,
         typer.Option(
             "--schema-validation",
-            help="Reject values that do not fit its schema.",
+            help="Reject values that do not fit the stream's schema.",
             rich_help_panel=VALUES,
         ),
     ] = False,
@@ -143,7 +143,7 @@ def create(
         int,
         typer.Option(
             metavar="N",
-            help="Keep only so many records of each subject; 0 is unlimited.",
+            help="Maximum number per subject; 0 is unlimited.",
             min=0,
             rich_help_panel=RETENTION,
         ),
@@ -281,7 +281,7 @@ def info(
 
 
 def _described(client: "Client", name: str) -> "tuple[StreamInfo, tuple[int, ...]]":
-    """Return the stream and its partitions without a leader, after waiting for an election."""
+    """Return a stream, and which partitions lack a leader even after waiting for an election."""
     deadline_s = time.monotonic() + ELECTION_S
     while True:
         found = client.stream_info(name, of_leaders=False)
@@ -294,7 +294,7 @@ def _described(client: "Client", name: str) -> "tuple[StreamInfo, tuple[int, ...
 
 
 def _schema_text(client: "Client", name: str) -> str:
-    """Return the newest version of a stream's schema in words, if there is one to see."""
+    """Return a description of the newest version of a stream's schema; empty without one."""
     with contextlib.suppress(NotAllowedError, UnavailableError):
         for each in client.schemas.list(name)[-1:]:
             return f"version {each.version} of {each.format} values"
@@ -398,8 +398,8 @@ def add_partitions(
 ) -> None:
     """Add partitions to a stream of a cluster.
 
-    A key may map to another partition afterwards, so records of one key are in order only before
-    and after the change. Partitions cannot be removed.
+    A key may belong to another partition afterwards, so records of one key are in order only before
+    the change and after it. Partitions cannot be removed.
     """
     import strandline
     from strandline.cli.cluster_admin import ORDER_TIMEOUT_S
@@ -426,7 +426,8 @@ def delete_records(
 ) -> None:
     """Delete the oldest records of a partition; this cannot be undone.
 
-    Readers no longer see records below the offset. Disk space is freed by whole segments.
+    Readers no longer see records below the offset. Disk space is freed when whole segments are
+    below it.
     """
     import strandline
 

@@ -43,7 +43,7 @@ StreamArgument = Annotated[
 MessageOption = Annotated[
     str | None,
     typer.Option(
-        help="Full name of the message that values are, in Protocol Buffers.",
+        help="Full name of the values' message type in Protocol Buffers.",
         show_default="the only one",
     ),
 ]
@@ -74,7 +74,7 @@ def set_schema(
     schema_format: Annotated[
         SchemaFormat | None,
         typer.Option(
-            "--format", help="The format of the values.", show_default="as the file looks"
+            "--format", help="The format of the values.", show_default="guessed from the file"
         ),
     ] = None,
     message: MessageOption = None,
@@ -87,7 +87,7 @@ def set_schema(
     ] = None,
     registry_id: Annotated[
         int | None,
-        typer.Option(help="Id of the schema in a registry, which framed values begin with.", min=0),
+        typer.Option(help="Id of the schema in a registry; framed values begin with it.", min=0),
     ] = None,
     server: ServerOption = SERVER_DEFAULT,
     output: OutputOption = OutputFormat.text,
@@ -95,8 +95,8 @@ def set_schema(
     """Add a version to the schema of a stream's values.
 
     A later version may add columns that may be null, widen types, make columns nullable, and rename
-    columns: by id in columns as JSON, by aliases in Avro, by number in Protocol Buffers. Anything
-    else is refused. A file that says what the newest version says changes nothing.
+    columns: by id in columns as JSON, by aliases in Avro, by number in Protocol Buffers. Other
+    changes are rejected. If the file equals the newest version, nothing is changed.
     """
     import strandline
 
@@ -142,9 +142,9 @@ def import_schema(
 ) -> None:
     """Add the versions of a registry's subject to the schema of a stream, with their ids.
 
-    Versions whose ids the stream has are left out, so that the command may be repeated. Each has to
-    read the values of those before it, as with set. Credentials are taken from the variable
-    STRANDLINE_REGISTRY_AUTH, as user:password.
+    Versions whose ids the stream already has are skipped, so the command may be repeated. Each
+    version must be able to read the values of earlier ones, as with set. Credentials are taken from
+    the variable STRANDLINE_REGISTRY_AUTH, as user:password.
     """
     import strandline
     from strandline.cli.schema_registry import SchemaRegistry
@@ -190,10 +190,10 @@ def _of_message(name: str) -> str:
 
 
 def _text_of(file: Path) -> str:
-    """Return the text of a file, or of standard input.
+    """Return the text of a file or of standard input.
 
     Raises:
-        InvalidConfigError: it cannot be read.
+        InvalidConfigError: the file cannot be read.
     """
     try:
         return _bytes_of(file).decode("utf-8")
@@ -214,7 +214,7 @@ def _bytes_of(file: Path) -> bytes:
 
 
 def _descriptors_of(file: Path, include: Sequence[Path]) -> str | bytes:
-    """Return descriptors: of a ``.proto`` file, or a file of them, which ``show`` has in Base64."""
+    """Return the descriptors of a ``.proto`` file, or those in a file, perhaps in Base64."""
     if file.suffix == ".proto":
         return compiled_proto(file, include)
     data = _bytes_of(file)
@@ -271,7 +271,7 @@ def show(
     *,
     name: StreamArgument,
     version: Annotated[
-        int | None, typer.Option(help="Which version.", show_default="the newest", min=1)
+        int | None, typer.Option(help="The version to show.", show_default="the newest", min=1)
     ] = None,
     server: ServerOption = SERVER_DEFAULT,
     output: OutputOption = OutputFormat.text,
@@ -305,8 +305,8 @@ def delete(
 ) -> None:
     """Delete all versions of a stream's schema; its records stay.
 
-    The next version set is version 1 again, of any columns. Asks for confirmation at a terminal,
-    unless --yes.
+    The next version that is set becomes version 1 and may have any columns. Asks for confirmation
+    at a terminal, unless --yes.
     """
     import strandline
 

@@ -43,21 +43,21 @@ BROKER_COLUMNS: Final = ("#broker", "state", "flight", "#leads")
 
 
 class StreamRate(msgspec.Struct, frozen=True, kw_only=True):
-    """A stream's size, and how fast it grows."""
+    """The size of a stream, and how fast it grows."""
 
     stream: str
     partitions: int
     records: int
     size_bytes: int
     end: int
-    """The sum of its high watermarks."""
+    """The sum of the high watermarks."""
     records_per_s: float | None = None
-    """None at the first measurement of this stream."""
+    """None at the first measurement of the stream."""
     bytes_per_s: float | None = None
-    """Growth of its size; retention and compaction may make it negative."""
+    """Growth of the size; retention and compaction may make it negative."""
     leaderless: tuple[int, ...] = ()
-    """Partitions that have no leader: they take no records, and the rest is what the broker that
-    was asked knows of them."""
+    """Partitions without a leader: they take no records, and the figures of their stream are what
+    the broker that was asked knows."""
 
 
 class GroupLag(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,34 +66,34 @@ class GroupLag(msgspec.Struct, frozen=True, kw_only=True):
     group: str
     members: int
     lag: int
-    """Records between its committed offsets and the high watermarks."""
+    """The number of records between the committed offsets and the high watermarks."""
     committed: int
-    """The sum of its committed offsets."""
+    """The sum of the committed offsets."""
     records_per_s: float | None = None
-    """How fast its committed offsets advance."""
+    """How fast the committed offsets advance."""
 
 
 class BrokerLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A broker of a cluster."""
+    """A broker of the cluster."""
 
     broker: int
     state: str
     flight_address: str
     leads: int
-    """Partitions that it leads."""
+    """The number of partitions that the broker leads."""
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
-    """One measurement."""
+    """The values at one moment."""
 
     at_s: float
     """Seconds since 1970."""
     streams: tuple[StreamRate, ...]
     groups: tuple[GroupLag, ...]
     brokers: tuple[BrokerLine, ...] = ()
-    """Empty for a broker that is not part of a cluster."""
+    """Empty if the broker is not part of a cluster."""
     error: str = ""
-    """Why nothing was measured; the rest is of the last measurement."""
+    """Why this measurement failed; the other fields are then those of the last one."""
 
 
 @reports_errors
@@ -102,15 +102,17 @@ def top(
     interval: Annotated[float, typer.Option(help="Seconds between measurements.", min=0.2)] = 2.0,
     count: Annotated[
         int | None,
-        typer.Option("--count", "-n", help="Measurements.", show_default="until Ctrl-C", min=1),
+        typer.Option(
+            "--count", "-n", help="Number of measurements.", show_default="until Ctrl-C", min=1
+        ),
     ] = None,
     server: ServerOption = SERVER_DEFAULT,
     output: OutputOption = OutputFormat.text,
 ) -> None:
     """Show streams with rates, groups with lag and brokers, refreshed until Ctrl-C.
 
-    A terminal shows the newest measurement; elsewhere each is printed. A broker that stops
-    answering is waited for. Partitions without a leader are named beside their stream.
+    A terminal shows the newest measurement only; otherwise each one is printed. If the broker stops
+    answering, the command waits for it. Partitions without a leader are named beside their stream.
     """
     import strandline
 
@@ -126,13 +128,13 @@ def top(
                 for each in measured:
                     _print_measurement(each)
         except KeyboardInterrupt:
-            pass  # the way to end it
+            pass  # Ctrl-C is the way to end the command
 
 
 def _measured(
     client: "Client", server: str, *, interval_s: float, count: int | None
 ) -> Iterator[Measurement]:
-    """Measure at intervals. The first error is raised; a later one is part of its measurement."""
+    """Measure at intervals. If the first measurement fails, raise; later ones report the error."""
     last: Measurement | None = None
     number = 0
     while True:
@@ -150,7 +152,7 @@ def _measured(
 
 
 def measure(client: "Client", server: str, last: Measurement | None) -> Measurement:
-    """Measure once, with rates since the last measurement."""
+    """Measure once, with the rates since the last measurement."""
     infos, is_cluster = client.list_streams(), bool(client.server_info().brokers)
     ends = {
         (info.name, part.partition): part.high_watermark
@@ -184,7 +186,7 @@ def leaderless_of(info: "StreamInfo") -> tuple[int, ...]:
 
 
 def _group_names(client: "Client") -> list[str]:
-    """Return all groups; none, without creating their stream, where there has been none."""
+    """Return all groups; where there has been none, do not create their stream."""
     from strandline.api.groups import GROUPS_STREAM
 
     try:
@@ -259,7 +261,7 @@ def _with_group_rates(
 
 
 def _tables(found: Measurement) -> Iterator[tuple[tuple[str, ...], list[tuple[object, ...]]]]:
-    """Yield the columns and rows of each table; busy streams and lagging groups come first."""
+    """Yield columns and rows of each table; busy streams and groups with much lag come first."""
     streams = sorted(found.streams, key=lambda each: (-(each.records_per_s or 0), each.stream))
     rows: list[tuple[object, ...]] = [
         (

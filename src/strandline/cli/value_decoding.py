@@ -1,6 +1,6 @@
-"""Values of records as people can read them: by a schema, and Arrow by its own.
+"""Values of records in readable form: decoded by a schema, or Arrow by its own schema.
 
-Rules: a value that cannot be decoded is shown as it is, with the reason beside it; a read goes on.
+Rules: a value that cannot be decoded is shown unchanged, with the reason; the read continues.
 """
 
 import json
@@ -17,16 +17,16 @@ Versions = Callable[[], Sequence[SchemaVersion]]
 
 
 def value_decoder(kind: ValueFormat, schema: Path | None, versions: Versions) -> Decode | None:
-    """Return the function that decodes a value; None: values stay bytes.
+    """Return the function that decodes a value; None if values stay bytes.
 
     Args:
-        kind: the kind of the values.
-        schema: file of the Avro schema that they were written with, as JSON; None: the stream's.
-        versions: returns those of the stream's schema.
+        kind: the format of the values.
+        schema: a file with the Avro schema of the values, as JSON; None: use the stream's schema.
+        versions: returns the versions of the stream's schema.
 
     Raises:
-        InvalidRequestError: a schema is given for other values, or there is none for Avro, or the
-            stream's is of another format.
+        InvalidRequestError: a schema file is given for another format, Avro values have no schema,
+            or the stream's schema has another format.
         InvalidConfigError: the file cannot be read, or is not an Avro schema.
     """
     if schema is not None and kind != "avro":
@@ -54,7 +54,7 @@ def _by_file(schema: Path) -> Decode:
 
 
 def _by_stream(kind: ValueFormat, versions: Sequence[SchemaVersion]) -> Decode:
-    """Return a function that decodes by the stream's schema; JSON needs none."""
+    """Return a function that decodes by the stream's schema; JSON values need none."""
     if not versions and kind == "json":
         return json.loads
     if not versions:
@@ -73,7 +73,7 @@ def _by_stream(kind: ValueFormat, versions: Sequence[SchemaVersion]) -> Decode:
 
 
 def _arrow_rows(value: bytes) -> Any:
-    """Return the rows of an Arrow IPC stream."""
+    """Return the rows of a value that is an Arrow IPC stream."""
     import pyarrow as pa
 
     try:
@@ -84,7 +84,7 @@ def _arrow_rows(value: bytes) -> Any:
 
 
 def decoded(record: dict[str, Any], decode: Decode) -> dict[str, Any]:
-    """Return a record with its value decoded; ``value_error`` says why it is not."""
+    """Return a record with its value decoded, or with the reason in ``value_error``."""
     value = record.get("value")
     if value is None:
         return record

@@ -2,8 +2,8 @@
 
 Rules: an identified client stays connected. When there are too many connections, the oldest
 unidentified client is disconnected, so that clients without credentials cannot keep out those with
-credentials. Flight reports only how many connections it has, and closes them itself. Loop thread,
-except ``note_flight``.
+credentials. Flight reports only how many connections it has, and closes them itself. Methods run on
+the loop's thread, except where stated.
 """
 
 from asyncio import BaseTransport
@@ -15,15 +15,15 @@ from strandline.config import bracketed
 from strandline.storage.descriptors import current_shares
 
 HTTP_SHARE = 4
-"""One connection in this many is reserved for the HTTP listener, which has its own limit."""
+"""The HTTP listener, which has its own limit, gets one in this many of the connections."""
 
 
 @runtime_checkable
 class DescribedConnection(Protocol):
-    """A connection that can tell whose it is."""
+    """A connection that can report its client's address and principal."""
 
     def client_info(self) -> ConnectionInfo:
-        """Return its client's address and principal; any thread."""
+        """Return the client's address and principal; any thread."""
         ...
 
 
@@ -53,7 +53,7 @@ class ConnectionLimit:
 
     @property
     def count(self) -> int:
-        """Connections that are open."""
+        """The number of open connections."""
         return len(self._known) + len(self._strangers) + self._of_flight
 
     @property
@@ -66,7 +66,7 @@ class ConnectionLimit:
 
         Args:
             connection: an object that identifies the connection.
-            drop: closes the connection at once; called when another needs its place.
+            drop: closes the connection at once; called to make room for a newer one.
 
         Returns:
             True if the connection may stay.
@@ -79,17 +79,18 @@ class ConnectionLimit:
         return is_admitted
 
     def add_source(self, source: Callable[[], list[ConnectionInfo]]) -> None:
-        """List also what a server of ours says of its clients, which are not counted here.
+        """Add a source of connections that are not counted here but listed by ``clients``.
 
         Args:
-            source: called on the thread that asks, never the loop's; it may wait for a second.
+            source: returns such connections, for example those of the embedded nats-server. It is
+                called on the thread that calls ``clients`` and may take a second.
         """
         self._sources.append(source)
 
     def clients(self) -> list[ConnectionInfo]:
-        """Return the connections that can describe themselves, Flight's excepted.
+        """Return the connections that can describe themselves, without Flight's.
 
-        Any thread but the loop's.
+        Any thread but the loop's, because the sources may block.
         """
         every = [*self._known, *self._strangers]
         ours = [each.client_info() for each in every if isinstance(each, DescribedConnection)]

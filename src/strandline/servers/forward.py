@@ -1,15 +1,15 @@
 """Forwarding of publishes to the brokers that lead their partitions.
 
 Liftbridge clients publish to any broker, and so do NATS publishers at an ingest listener or at a
-nats-server without cluster routes. A client of our own finds the leaders, waits for elections and
-deduplicates its retries. Records with an expected offset are sent one by one and not retried: that
-is left to the publisher, as with the leader itself. With TLS the client trusts ``tls.authority``,
-or else ``cluster.tls_authority``, or else gRPC's defaults.
+nats-server without cluster routes. A Strandline client inside the broker finds the leaders, waits
+for elections and deduplicates its retries. Records with an expected offset are sent one by one and
+not retried: as with the leader itself, retries are left to the publisher. With TLS the client
+trusts ``tls.authority``, or else ``cluster.tls_authority``, or else gRPC's defaults.
 
-Rules: the order of one partition's publishes is kept, also when this broker becomes the leader
-while some are in flight. Outcomes reach the ack sink on the loop. Each stream's producer has
-threads here and at the leader, where it keeps the log's files open. So a deleted stream's producer
-is closed, and at most ``PRODUCERS_MAX`` of the others are kept.
+Rules: the publishes to one partition keep their order, also when this broker becomes the leader
+while some are in flight. Outcomes reach the ack sink on the loop. A stream's producer has threads
+here and at the leader, and keeps the log's files open there. So the producer of a deleted stream is
+closed, and at most ``PRODUCERS_MAX`` idle ones are kept.
 """
 
 import asyncio
@@ -53,14 +53,16 @@ from strandline.types import BrokerId, Offset, PartitionName
 logger = logging.getLogger(__name__)
 
 PENDING_MAX: Final = 10_000
-"""Publishes in flight to other brokers; streams of them wait for room, others are rejected."""
+"""Publishes in flight to other brokers. At the limit, streaming publishers wait for room, and
+other publishes are rejected."""
 PENDING_BYTES_MAX: Final = 32 << 20
-"""Of their values; less than a producer buffers, which would block the thread that all share."""
+"""Bytes of values in flight. Less than a producer buffers: a full producer would block the thread
+that all streams share."""
 PRODUCERS_MAX: Final = 256
-"""Idle producers that are kept, the last used ones."""
+"""The number of producers kept while idle, the most recently used ones."""
 ASK_TIMEOUT_S: Final = 10.0
 ONE_TIMEOUT_S: Final = 30.0
-"""How long a record sent alone is retried, as long as the others."""
+"""How long a record sent alone is retried; the same as for the other records."""
 STOP_WAIT_S: Final = 1.0
 STOP_POLL_S: Final = 0.01
 A_BUG: Final = "internal error; see the broker's log"
@@ -72,7 +74,7 @@ class LeaderLinks(NamedTuple):
     client: Client
     expecting: ConditionalAppender
     producers: dict[str, Producer]
-    """Stream → who appends to it; the one used last is the last."""
+    """Stream → its producer, the most recently used one last."""
 
     def producer(self, stream: str) -> Producer:
         """Return the producer of a stream.
@@ -88,13 +90,13 @@ class LeaderLinks(NamedTuple):
         return made
 
     def let_go(self, stream: str) -> None:
-        """Close a stream's producer."""
+        """Close a stream's producer if there is one."""
         found = self.producers.pop(stream, None)
         if found is not None:
             found.abandon()
 
     def abandon(self) -> None:
-        """Close at once; the outcomes of publishes in flight are unknown."""
+        """Close at once; the outcomes of publishes in flight stay unknown."""
         self.expecting.close()
         self.client.abandon()
 
@@ -102,7 +104,7 @@ class LeaderLinks(NamedTuple):
         """Close after the publishes in flight are answered.
 
         Raises:
-            StrandlineError: an append failed whose future was not read.
+            StrandlineError: an append failed and no caller read its future.
         """
         self.expecting.close()
         self.client.close()
@@ -118,7 +120,7 @@ class Forwarder:
     def __init__(self, broker: ClusterBroker) -> None:
         self._broker = broker
         self._resumer = ResumeForwarder(self._resume)
-        # One thread each, so that publishes leave in order.
+        # One thread for each way of sending, so that publishes leave in order.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="forward")
         self._single = ThreadPoolExecutor(1, thread_name_prefix="forward-one")
         self._lock = threading.Lock()
@@ -159,7 +161,7 @@ class Forwarder:
             self._thread.submit(self._let_go_of, gone)
 
     def _is_gone(self, name: str) -> bool:
-        """Whether a known stream no longer exists; update what is known."""
+        """Return whether a stream seen earlier is gone; note when the present one was created."""
         before = self._created_ns.pop(name, None)
         now = self._broker.image.streams.get(name)
         if now is not None:
@@ -207,10 +209,10 @@ class Forwarder:
 
         Args:
             record: the record.
-            ack_sink: receives the outcome; None: nobody does.
+            ack_sink: receives the outcome; None if no caller wants it.
             token: passed to the ack sink with the outcome.
             expects: whether the stream checks expected offsets.
-            expected: the expected offset; None: the next one.
+            expected: the expected offset; None means the next one.
         """
         rejection = self._rejection(record.partition)
         if rejection is not None:
@@ -231,7 +233,7 @@ class Forwarder:
             elif ack_sink is not None:
                 offset = Offset(outcome.offset)
                 ack_sink.acked(token, record.partition, offset, duplicate=outcome.duplicate)
-            self._broker.send_answers_soon()  # reading goes on then, too
+            self._broker.send_answers_soon()  # lets paused connections read again, too
 
         def send(publish: ForwardedPublish) -> None:
             done = partial(self._resumer.answered, publish)
@@ -248,7 +250,7 @@ class Forwarder:
         self._broker.admission.reject(error, sink, token, stream=name.stream)
 
     def _rejection(self, partition: PartitionName) -> StrandlineError | None:
-        """Return why a record is rejected here, before its leader would; None to forward it."""
+        """Return why to reject a record without asking its leader; None to forward it."""
         if self.fullness >= 1:
             return UnavailableError(
                 f"{self._pending.total()} publishes wait for other brokers; retry later"
@@ -308,7 +310,7 @@ class Forwarder:
     def _send_one(
         self, record: PendingForward, done: Callable[[Outcome], None], expected: int | None
     ) -> None:
-        """Store a record before the next one; runs on its own thread."""
+        """Store a record alone: the next one is sent when its outcome is known; own thread."""
         outcome: Outcome
         handed = ProducerRecord(
             record.value, record.key, record.subject, record.headers, record.message_id
@@ -335,11 +337,11 @@ class Forwarder:
             return self._link
 
     def _explained(self, error: BaseException, link: LeaderLinks | None) -> StrandlineError:
-        """Return the error for the publisher: it is not to blame for our own token or for a bug.
+        """Return the error for the publisher, who is not to blame for our token or for a bug.
 
         Args:
             error: the failure.
-            link: the clients that were rejected; None: they are not connected.
+            link: the clients whose request failed; None if they could not be connected.
         """
         if not isinstance(error, StrandlineError):
             logger.error("a publish could not be forwarded", exc_info=error)
@@ -355,15 +357,15 @@ class Forwarder:
             self._broker.call_soon(done, outcome)
 
     def renew_client(self) -> None:
-        """Replace the client, to read the certificates again; the old one finishes first."""
+        """Replace the client, to read certificates again. Publishes in flight finish first."""
         self._thread.submit(self._let_go, None)
 
     def _let_go(self, refused: LeaderLinks | None) -> None:
         """Close the clients after the publishes in flight, to keep the order; forward thread.
 
         Args:
-            refused: the clients to close. Each of their publishes reports the same rejection, and
-                the clients that replaced them stay. None: those in use.
+            refused: the clients to close, unless they have been replaced already: each of their
+                publishes in flight reports the same rejection. None: the clients in use.
         """
         with self._sending_one:
             with self._lock:
@@ -419,7 +421,7 @@ def _connect(broker: ClusterBroker) -> LeaderLinks:
     brokers = ClusterClient(
         f"{scheme}://{address}", timeout_s=ASK_TIMEOUT_S, credentials=credentials
     )
-    brokers.server_info()  # learns the other brokers' addresses
+    brokers.server_info()  # the client learns the other brokers' addresses
     return LeaderLinks(
         Client(f"{scheme}://{address}", credentials=credentials),
         ConditionalAppender(brokers, timeout_s=ONE_TIMEOUT_S),

@@ -1,8 +1,8 @@
 """Meters of the principals at one broker, shared by all servers.
 
 Rules: a principal has one meter for all protocols. Without access control there are no principals,
-so nothing is metered, at no cost. A change of a quota takes effect at the next use, and within a
-minute for callers that wait. Any thread may use a meter; how to wait is up to each server.
+so nothing is metered, at no cost. A changed quota applies at the next use; callers that are waiting
+notice it within a minute. Any thread may use a meter; each server decides how it waits.
 """
 
 import threading
@@ -20,7 +20,7 @@ from strandline.telemetry import Telemetry
 
 MS_PER_S = 1e3
 WAIT_S_MAX = WAIT_MS_MAX / MS_PER_S
-"""The longest wait; after it the caller asks again, with a size of 0."""
+"""The longest wait; the caller then asks again, with a size of 0."""
 
 
 @contextmanager
@@ -41,10 +41,7 @@ def counted(allowance: "Allowance | None") -> Iterator[None]:
 
 
 class Presence:
-    """A connection that is counted once for each principal that calls on it.
-
-    It counts from the principal's first call until the connection ends.
-    """
+    """The principals that use a connection, each counted from its first call until the end."""
 
     def __init__(self) -> None:
         self._of: set[Allowance] = set()
@@ -61,11 +58,11 @@ class Presence:
 
     @property
     def principals(self) -> list[str]:
-        """The principals that have called on it; any thread."""
+        """The principals that have called on this connection; any thread."""
         return sorted(allowance.principal for allowance in list(self._of))
 
     def end(self) -> None:
-        """Stop counting, because the connection has ended."""
+        """Stop counting the connection, because it has ended."""
         while self._of:
             self._of.pop().close()
 
@@ -133,7 +130,7 @@ class Allowance:
 
     @property
     def quota(self) -> Quota:
-        """Return the quota in force now."""
+        """The quota that applies now."""
         with self._lock:
             return self._current().quota
 
@@ -148,7 +145,7 @@ class Allowance:
             return self._waits(wait_ms)
 
     def read(self, size: int) -> float:
-        """Count bytes to deliver; return for how many seconds they may not be delivered."""
+        """Count bytes to deliver; return for how many seconds they must be held back."""
         with self._lock:
             meter = self._current()
             if not meter.quota.read_bytes_per_s:
@@ -158,7 +155,7 @@ class Allowance:
             return self._waits(wait_ms)
 
     def requests(self, count: int) -> float:
-        """Count requests that cannot be rejected; return for how many seconds to accept no more."""
+        """Count requests that cannot be rejected; return how many seconds to accept no others."""
         with self._lock:
             meter = self._current()
             if not meter.quota.requests_per_s:
@@ -169,7 +166,7 @@ class Allowance:
         """Count one request.
 
         Raises:
-            QuotaExceededError: there were too many; the message says when to retry.
+            QuotaExceededError: there were too many requests; the message says when to retry.
         """
         with self._lock:
             wait_ms = self._current().request(self._now_ms())
@@ -192,7 +189,7 @@ class Allowance:
         self._refuse(wait_ms, "publish_bytes_per_s")
 
     def refused_publish(self) -> QuotaExceededError | None:
-        """Return and count the rejection of a publish; None if the quota allows it."""
+        """Return and count the error for a publish above the quota; None if the quota allows it."""
         with self._lock:
             meter, now_ms = self._current(), self._now_ms()
             bytes_ms, requests_ms = meter.publish(0, now_ms), meter.requests(0, now_ms)
@@ -225,7 +222,7 @@ class Allowance:
             self._meter.disconnect()
 
     def _current(self) -> Meter:
-        """Return the meter with the quota now in force; the caller holds the lock."""
+        """Return the meter with the quota that applies now; the caller holds the lock."""
         quotas = self._broker.image.quotas
         if quotas is not self._quotas:
             self._quotas = quotas

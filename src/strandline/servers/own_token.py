@@ -1,9 +1,9 @@
 """The token that authenticates a broker when it forwards a client's publish.
 
-The broker that receives a request checks it; the leader that it is forwarded to sees this token,
-whose principal may only publish. Rules: each client gets a new token, which never leaves memory.
-The metadata keeps its hash under this broker's number, so that restarts leave no old tokens behind.
-The token is used once the other brokers know it.
+The broker that receives a request checks the client's access; the leader to which it forwards the
+request sees this token, whose principal may only publish. Rules: each forwarding client gets a new
+token, which never leaves memory. The metadata stores its hash under the broker's number, so that
+restarts leave no old tokens behind. The token is used once the other brokers know it.
 """
 
 import secrets

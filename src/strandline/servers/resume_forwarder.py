@@ -1,13 +1,13 @@
-"""Records to forward, and those that wait until their paused partition is resumed.
+"""Forwarded publishes, and those that are held until their paused partition is resumed.
 
-A leader pauses a partition, or learns that it was resumed, moments before or after other brokers
-do. Publishes that it rejects meanwhile are held, with later ones behind them, until none of the
-partition is in flight. Then the partition is resumed, and all are sent again in order. The first is
-sent alone: a leader that learns of the resumption between two of them would reject one and store
-the next.
+Brokers learn at slightly different times that a partition is paused or resumed. Publishes that the
+leader rejects in between are held, with later ones behind them, until no publish of the partition
+is in flight. Then the partition is resumed, and all are sent again in order. The first is sent
+alone: a leader that learns of the resumption between two publishes would reject the first and
+store the second.
 
-Rules: loop thread only. A publish is not sent again once a later one was stored, which would change
-the order, nor for longer than ``PATIENCE_S``: its publisher gets the rejection.
+Rules: loop thread only. A rejected publish is sent again for ``PATIENCE_S`` at most, and not once a
+later one was stored, since that would change the order. Then its publisher gets the rejection.
 """
 
 import asyncio
@@ -37,17 +37,17 @@ class PendingForward(NamedTuple):
     headers: Headers | None
     message_id: str | None
     wakes: bool = False
-    """Whether the partition is resumed for it, if it is paused."""
+    """Whether the record resumes its partition if that is paused."""
 
 
 class ForwardedPublish:
-    """A publish to forward.
+    """A publish to forward, with its callbacks.
 
     Args:
         partition: the target partition.
-        send: sends it to the leader; called again for each retry.
+        send: sends the publish to the leader; called again for each retry.
         report: receives the outcome, once.
-        wakes: whether it resumes a paused partition.
+        wakes: whether the publish resumes a paused partition.
     """
 
     __slots__ = ("number", "partition", "refused_s", "report", "send", "wakes")
@@ -66,7 +66,7 @@ class ForwardedPublish:
         self.wakes = wakes
         self.number = 0
         self.refused_s: float | None = None
-        """The time of its first rejection, because the partition was paused."""
+        """The time at which the publish was first rejected because the partition was paused."""
 
 
 class _Partition:
@@ -79,7 +79,7 @@ class _Partition:
         """Publishes in flight to the leader."""
         self.refused: list[tuple[ForwardedPublish, PausedError]] = []
         self.waiting: list[ForwardedPublish] = []
-        """Not sent, behind those that were rejected."""
+        """Publishes that are held behind rejected ones."""
         self.task: asyncio.Task[None] | None = None
 
 
@@ -131,7 +131,7 @@ class ResumeForwarder:
         return now_s < publish.refused_s + PATIENCE_S
 
     def _give_up_earlier(self, partition: _Partition, stored: ForwardedPublish) -> None:
-        """Report their rejection to publishes that would now be stored after a later one."""
+        """Reject publishes that are older than one now stored; sent again, they would be late."""
         refused, partition.refused = partition.refused, []
         for publish, error in refused:
             if publish.number < stored.number:

@@ -1,12 +1,12 @@
 """The time that clients' input may take in one round of the event loop.
 
 Input in tiny pieces costs the broker far more work than the client. Without a limit one connection
-blocks the loop for seconds: other clients' records wait, and in a cluster the broker is fenced
-because it does not answer.
+could block the loop for seconds: other clients' records would wait, and in a cluster the broker
+would be fenced because it does not answer.
 
-Rules: a connection works until ``slice_end`` and then defers the rest, reading nothing meanwhile.
-Deferred work runs first in the next round, in the order in which it was deferred, and at least one
-piece of it in each round. Loop thread only.
+Rules: a connection works until ``slice_end`` and then defers the rest; until that has run, it reads
+nothing. Deferred work runs first in the next round, in the order in which it was deferred, and at
+least one piece of it in each round. Loop thread only.
 """
 
 import asyncio
@@ -15,12 +15,12 @@ from collections.abc import Callable
 from typing import Final
 
 SLICE_S: Final = 0.002
-"""For one connection. An acknowledgement takes about three rounds."""
+"""The limit for one connection. An acknowledgement takes about three rounds."""
 ROUND_S: Final = 0.005
-"""For all connections of a listener."""
+"""The limit for all connections of a listener together."""
 SPENT: Final = 0.0
 PIECES_MAX: Final = 256
-"""Pieces of input, such as messages, between two looks at the clock."""
+"""Pieces of input, such as messages, that are handled between two looks at the clock."""
 
 
 class RoundBudget:
@@ -40,7 +40,7 @@ class RoundBudget:
         self.unclocked = 0
         """Pieces of input that may be handled before the next look at the clock."""
         self._is_last_window = False
-        """Whether this round has no further window: ``_next_round`` is scheduled."""
+        """Whether the round ends with this window; then ``_next_round`` is scheduled."""
 
     def slice_end(self) -> float:
         """Return the loop time at which the caller must stop; ``SPENT`` means not to start."""
@@ -49,8 +49,8 @@ class RoundBudget:
         if now_s >= self._end_s:
             if self._is_last_window:
                 return SPENT
-            # Nothing reports how many rounds the last window had. A callback per round would make
-            # the loop poll once more in each, so check once per window.
+            # A window may span several rounds, and counting them would take a callback in each,
+            # which makes the loop poll once more. So one callback a window is scheduled.
             self._is_last_window = True
             self._end_s = now_s + self._window_s
             loop.call_soon(self._next_round)
@@ -59,7 +59,7 @@ class RoundBudget:
         return min(self._end_s, slice_end_s)
 
     def charge(self, seconds: float) -> None:
-        """Charge seconds to the round for later work that the caller's input starts."""
+        """Charge seconds to the round now, for work that the caller's input causes later."""
         self._end_s -= seconds
 
     def defer(self, resume: Callable[[], None]) -> None:
@@ -70,7 +70,7 @@ class RoundBudget:
         self._deferred.append(resume)
 
     def _next_round(self) -> None:
-        """Run deferred work while there is time."""
+        """Run deferred work while the round has time."""
         self._is_last_window = False
         for _ in range(len(self._deferred)):
             if self.slice_end() == SPENT:

@@ -12,14 +12,14 @@ logger = logging.getLogger(__name__)
 
 
 def start_task(coroutine: Coroutine[object, object, None], name: str) -> "asyncio.Task[None]":
-    """Run ``coroutine`` in the background; the caller must keep the returned task."""
+    """Run a coroutine in the background; the caller must keep the returned task."""
     task = asyncio.create_task(coroutine, name=name)
     task.add_done_callback(_report)
     return task
 
 
 async def end_task(task: "asyncio.Task[None] | None") -> None:
-    """Cancel a task and wait for its end; None and finished tasks are fine."""
+    """Cancel a task and wait until it has ended; accepts None and finished tasks."""
     if task is not None:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

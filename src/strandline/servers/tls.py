@@ -1,11 +1,11 @@
 """TLS for clients: one certificate for all listeners, and the authority of client certificates.
 
 Rules: TLS 1.2 at least. With an authority, clients that publish or read must present a certificate
-that it signed. The web page changes nothing and has no records, so it asks for none, and probes and
-scrapers work. A file that cannot be used when a listener starts is an error: nothing falls back to
-clear text. All contexts are remembered here and reloaded when their files change; new connections
-get the new certificate. A trusted authority stays trusted until a restart, because ``ssl`` cannot
-remove one.
+that it signed. The HTTP listener asks for none, because probes and scrapers have none; users of the
+console log in with a token. A file that cannot be used when a listener starts is an error: nothing
+falls back to clear text. All contexts are remembered here and reloaded when their files change; new
+connections get the new certificate. A trusted authority stays trusted until a restart, because
+``ssl`` cannot remove one.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _ALTERNATIVES = frozenset({"DNS", "email", "URI", "IP Address"})
 PEM_END = "-----END CERTIFICATE-----"
 _Fill = Callable[[ssl.SSLContext], None]
 _in_use: WeakKeyDictionary[ssl.SSLContext, tuple[TlsConfig, _Fill]] = WeakKeyDictionary()
-"""What fills each context that is in use, and for whose settings."""
+"""Context in use → its settings, and the function that loads the files into it."""
 
 
 class ServerTls(NamedTuple):
@@ -31,7 +31,7 @@ class ServerTls(NamedTuple):
     certificate: bytes
     key: bytes
     authority: bytes
-    """Empty: clients need no certificate."""
+    """Empty if clients need no certificate."""
 
 
 def load_tls(config: TlsConfig) -> ServerTls | None:
@@ -143,10 +143,10 @@ def name_of(certificate: dict[str, Any]) -> str | None:
 
 
 def calling_own_context(config: TlsConfig) -> ssl.SSLContext:
-    """Return a context for our own connection to the child nats-server.
+    """Return a context for the broker's connection to its child nats-server.
 
-    It trusts only our own certificate and does not check its name, which need not match this
-    address.
+    It trusts only the broker's own certificate and does not check the name in it, which need not
+    match this address.
 
     Raises:
         InvalidConfigError: a file is missing or invalid.
@@ -167,8 +167,8 @@ def calling_context(config: TlsConfig, *, authority: str) -> ssl.SSLContext:
     """Return a context for connections to external NATS servers, whose names are checked.
 
     Args:
-        config: our settings; with TLS on, servers that ask get our certificate.
-        authority: the PEM file of their authority; empty: the system's authorities.
+        config: the broker's settings; with TLS on, servers that ask get its certificate.
+        authority: the PEM file of the servers' authority; empty: the system's authorities.
 
     Raises:
         InvalidConfigError: a file is missing or invalid.

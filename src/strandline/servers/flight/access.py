@@ -1,7 +1,7 @@
 """Handlers of the access control commands.
 
-Rule: they also work while access control is off, so that rules can be created before it is turned
-on.
+Rule: the commands work even if access control is off, so that rules can exist before it is turned
+    on.
 """
 
 from strandline.api import access as wire

@@ -1,7 +1,7 @@
-"""Handlers of admin commands: how they are declared and what they are given.
+"""Handlers of admin commands: their declaration and their context.
 
 Rules: a change runs on the broker's loop, and the handler waits for it with a timeout. Reading the
-state needs no loop. A handler runs on a thread of Flight's pool.
+state does not need the loop. A handler runs on a thread of Flight's pool.
 """
 
 import concurrent.futures
@@ -22,20 +22,20 @@ A = TypeVar("A")
 
 
 class ActionContext(NamedTuple):
-    """The call that a command belongs to."""
+    """The context of a call that runs a command."""
 
     broker: Broker
     lifecycle: ServerLifecycle
     owner: str
-    """Name of the principal that calls; empty where access is not checked."""
+    """The principal of the caller; empty if access is not checked."""
     is_cancelled: Callable[[], bool]
-    """Whether the client went away; any thread."""
+    """Returns whether the client has disconnected; any thread."""
     clients: Callable[[], list[ConnectionInfo]]
-    """Returns the clients of every listener; any thread."""
+    """Returns the clients of all listeners; any thread."""
 
     @property
     def member(self) -> ClusterBroker:
-        """Return the broker as a member of a cluster.
+        """The broker as a member of a cluster.
 
         Raises:
             InvalidRequestError: the broker is not part of a cluster.
@@ -51,7 +51,7 @@ class ActionContext(NamedTuple):
         """Run a coroutine on the broker's loop and wait for its result.
 
         Raises:
-            RequestTimeoutError: it did not finish in time, or the broker stopped.
+            RequestTimeoutError: the coroutine did not finish in time, or the broker stopped.
         """
         future = self.broker.run_coroutine(coroutine)
         try:
@@ -66,11 +66,11 @@ class ActionContext(NamedTuple):
 
 Handler = Callable[[ActionContext, Q], Iterable[A]]
 HANDLERS: Final[dict[str, Handler[Any, Any]]] = {}
-"""The handler of each command, by name; filled when the modules of the areas are imported."""
+"""Command name → its handler; filled by importing the modules with handlers."""
 
 
 def handles(command: AdminCommand[Q, A]) -> Callable[[Handler[Q, A]], Handler[Q, A]]:
-    """Declare a function as the handler of a command, which takes its request."""
+    """Declare a function as the handler of a command."""
 
     def declare(handler: Handler[Q, A]) -> Handler[Q, A]:
         assert command.name not in HANDLERS, f"{command.name} has one handler"

@@ -1,4 +1,4 @@
-"""Handlers of the stream commands, and of what clients ask a broker about itself."""
+"""Handlers of the commands for streams, offsets, producer ids and the broker's own data."""
 
 from collections.abc import Iterable
 
@@ -64,10 +64,10 @@ def _stream_info(
 
 
 def _with_others(context: ActionContext, stream: Stream) -> admin.StreamInfo:
-    """Return a stream's info with the other streams that acknowledge its publishers."""
+    """Return a stream's info with the other streams that acknowledge the same publishes."""
     broker = context.broker
     found = stream_info(stream, broker)
-    if broker.config.auth.enabled:  # the caller may not be allowed to see the others
+    if broker.config.auth.enabled:  # the caller may lack permission to see the others
         return found
     others = tuple(broker.routes.answering_beside(stream))
     return msgspec.structs.replace(found, also_answering=others)
@@ -95,10 +95,10 @@ def _offsets(context: ActionContext, request: admin.OffsetsRequest) -> list[admi
 def know_end(
     context: ActionContext, partitions: Iterable[Partition], *, led: Iterable[Partition]
 ) -> None:
-    """Wait until the ends are known, and check before and after that this broker leads.
+    """Wait until the partitions' ends are known; check before and after that this broker leads.
 
     Raises:
-        NotLeaderError: another broker leads one of them.
+        NotLeaderError: another broker leads one of the partitions in ``led``.
     """
     check_led(led)
     context.lifecycle.wait_until_caught_up(partitions, context.is_cancelled)
@@ -107,7 +107,7 @@ def know_end(
 
 @handles(admin.WAIT_BEYOND)
 def _wait_beyond(context: ActionContext, request: admin.WaitRequest) -> list[admin.Offsets]:
-    """Wait until any high watermark passes the offset given for it."""
+    """Wait until the high watermark of any partition passes the offset given for that partition."""
     stream, lifecycle = context.broker.stream(request.name), context.lifecycle
     watched = {stream.partition(number): after for number, after in request.beyond.items()}
     deadline = lifecycle.now_ms() + request.wait_ms_max
@@ -122,7 +122,7 @@ def _wait_beyond(context: ActionContext, request: admin.WaitRequest) -> list[adm
             lifecycle.check()
             waiter.wait(left_ms / 1e3)
     for error in filter(None, map(_gone_from, watched)):
-        raise error  # this broker has no copy, so its high watermark would be wrong
+        raise error  # this broker has no replica, so its high watermark would be wrong
     now = {item.name.partition: int(item.last_stable_offset) for item in watched}
     return [admin.Offsets(offsets=now)]
 
@@ -139,5 +139,5 @@ def _server_info(context: ActionContext, _: None) -> list[admin.ServerInfo]:
 
 
 def _gone_from(partition: Partition) -> StrandlineError | None:
-    """Return why a partition is not on this broker; None if it is."""
+    """Return why this broker cannot serve a partition; None if it can."""
     return partition.remote_error or partition.closed_by

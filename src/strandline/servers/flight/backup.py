@@ -1,4 +1,4 @@
-"""Handlers of the commands that a backup consists of."""
+"""Handlers of the commands that a backup uses."""
 
 from strandline.api import backup as wire
 from strandline.core.metadata.snapshot import encode_json

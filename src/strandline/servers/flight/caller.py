@@ -1,9 +1,10 @@
 """Identification of callers by the token in the headers or by the connection's certificate.
 
-Rules: headers reach calls only through Flight's middleware. It costs every call some Python, so it
+Rules: only Flight's middleware sees the headers of a call. It costs Python code in every call, so
+    it
 is installed only where access is checked. A header that is not a bearer token counts as a wrong
-token, not as none. The middleware rejects a caller without valid credentials before the call waits
-for anything: a call without messages would keep its thread as long as its client likes.
+token, not as a missing one. The middleware rejects a caller without valid credentials at once:
+otherwise a call that sends no messages could hold its thread as long as its client likes.
 """
 
 from collections.abc import Mapping
@@ -28,11 +29,11 @@ class _Token(fl.ServerMiddleware):  # type: ignore[misc]  # pyarrow ships no typ
 
 
 class _TokenReader(fl.ServerMiddlewareFactory):  # type: ignore[misc]  # pyarrow ships no types
-    """A middleware factory that reads the token from a call's headers.
+    """A middleware factory that reads the token from the headers of a call.
 
     Args:
         access: identifies callers.
-        has_certificates: whether a client without a token has presented a certificate.
+        has_certificates: whether TLS has verified a certificate of each client.
     """
 
     def __init__(self, access: Access, *, has_certificates: bool) -> None:
@@ -48,7 +49,7 @@ class _TokenReader(fl.ServerMiddlewareFactory):  # type: ignore[misc]  # pyarrow
 
 
 def bearer(headers: Mapping[str, list[str | bytes]]) -> str | None:
-    """Return the token in the headers; None without one, empty (invalid) for any other scheme."""
+    """Return the token in the headers; None without one, empty (invalid) for another scheme."""
     found = [
         value for name, values in headers.items() if name.lower() == HEADER for value in values
     ]
@@ -70,14 +71,14 @@ def middleware(access: Access, *, has_certificates: bool) -> dict[str, fl.Server
 
 
 def caller_of(context: fl.ServerCallContext, access: Access) -> Caller:
-    """Return the caller of a call.
+    """Return the principal who makes a call, with the credentials.
 
     Raises:
         UnauthenticatedError: the caller has no valid credentials.
     """
     if not access.is_on:
         return access.identify(ClientCredentials())
-    # Verified by gRPC if TLS asks for certificates, else empty.
+    # Verified by gRPC if TLS requires certificates, else empty.
     name = context.peer_identity().decode("utf-8", "replace")
     return access.identify(
         ClientCredentials(context.get_middleware(MIDDLEWARE).token, name or None)

@@ -1,11 +1,11 @@
 """Validation of record batches from clients, before any of their rows is used.
 
 Arrow trusts the offsets inside a batch, so a malicious batch could make it read outside its memory.
-So full validation comes first, then sizes, subjects and headers.
+So a batch is validated completely first, then its sizes, subjects and headers are checked.
 
-Rules: runs on the call's thread, vectorised, so that the loop gets only valid batches. A dictionary
-or view column may refer to one large value a million times, so its expanded size is checked before
-it is expanded.
+Rules: runs on the call's thread, vectorised, so that the loop receives only valid batches. A
+dictionary or view column may refer to one large value a million times, so its expanded size is
+checked before it is expanded.
 """
 
 from typing import Any
@@ -24,8 +24,8 @@ from strandline.record.subjects import has_wildcard, validate_subject
 
 KNOWN_SUBJECTS_MAX = 100_000
 PLAIN_SUBJECTS_MAX = 128 << 20
-"""Bytes of a batch's subjects that are not counted: they end as a dictionary, and are plain for a
-moment at most."""
+"""Bytes of a batch's subjects that do not count: they become a dictionary, and are expanded only
+for a moment."""
 
 
 class BatchChecker:
@@ -33,7 +33,7 @@ class BatchChecker:
 
     Args:
         limits: the broker's limits.
-        stream_subject: the stream's subject, for rows without one.
+        stream_subject: the stream's subject, used for rows without one.
     """
 
     def __init__(self, limits: LimitsConfig, stream_subject: str) -> None:
@@ -43,12 +43,12 @@ class BatchChecker:
         self._known: set[str] = set()
 
     def check(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the verified batch in the types of a put.
+        """Return the validated batch, with the column types of a put.
 
         Raises:
-            InvalidRecordError: the batch is malformed, has wrong columns or types, or a header
+            InvalidRecordError: the batch is malformed, has wrong columns or types, or has a header
                 without a name.
-            RecordTooLargeError: the batch or a record is over its limit.
+            RecordTooLargeError: the batch or a record exceeds its limit.
             InvalidSubjectError: a row's subject is malformed.
         """
         if batch.nbytes > self._limits.batch_bytes:
@@ -71,7 +71,7 @@ class BatchChecker:
         return self._with_subjects(batch)
 
     def _check_plain_size(self, batch: pa.RecordBatch) -> None:
-        """Reject a batch that would exceed the limit after expanding dictionaries and views."""
+        """Reject a batch that would exceed the limit once dictionaries and views are expanded."""
         limit, size = self._limits.batch_bytes, 0
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
             if name != "subject":
@@ -85,7 +85,7 @@ class BatchChecker:
             )
 
     def _check_sizes(self, batch: pa.RecordBatch) -> None:
-        """Reject records over ``limits.record_bytes``: key, value and headers together."""
+        """Reject records whose key, value and headers together exceed ``limits.record_bytes``."""
         limit = self._limits.record_bytes
         sizes = pc.fill_null(pc.binary_length(batch.column("value")), 0)
         if "key" in batch.schema.names:
@@ -100,7 +100,7 @@ class BatchChecker:
             )
 
     def _with_subjects(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the batch with checked subjects, and the default for rows without one."""
+        """Return the batch with checked subjects; rows without one get the default."""
         at = batch.schema.get_field_index("subject")
         if at < 0:
             if not self._fills_missing:
@@ -125,20 +125,20 @@ class BatchChecker:
         return batch
 
     def _learn(self, subject: str) -> None:
-        """Check a subject on its first appearance."""
+        """Check a subject when it first appears in the put."""
         validate_subject(subject)
         if len(self._known) >= KNOWN_SUBJECTS_MAX:
             self._known.clear()
         self._known.add(subject)
 
     def _defaults(self, rows: int) -> pa.Array:
-        """Return a subject column of the default."""
+        """Return a subject column that holds the default in every row."""
         zeros = pa.repeat(pa.scalar(0, pa.int32()), rows)
         return pa.DictionaryArray.from_arrays(zeros, pa.array([self._default], pa.string()))
 
 
 def referred_bytes(column: pa.Array) -> int:
-    """Return the bytes of the values that a column's rows refer to; 0 for a plain column."""
+    """Return the total size of the values that the rows refer to; 0 for a plain column."""
     kind = column.type
     if pa.types.is_map(kind):
         return referred_bytes(column.keys) + referred_bytes(column.items)
@@ -153,7 +153,7 @@ def referred_bytes(column: pa.Array) -> int:
 
 
 def _lengths(column: pa.Array) -> Any:
-    """Return the bytes of each value of a column with lengths or views; int64, 0 for null."""
+    """Return the size in bytes of each value of a text, bytes or view column; int64, 0 for null."""
     if not _is_view(column.type):
         lengths = pc.fill_null(pc.binary_length(column), 0).cast(pa.int64())
         return lengths.to_numpy(zero_copy_only=False)
@@ -167,7 +167,7 @@ def _is_view(kind: pa.DataType) -> bool:
 
 
 def _stays_as_it_is(subjects: pa.Array) -> bool:
-    """Return whether the subjects are already a dictionary that can be used unchanged."""
+    """Return whether the subjects are a dictionary already and can be used unchanged."""
     if subjects.type != SUBJECT_TYPE or subjects.null_count:
         return False
     return len(subjects.dictionary) <= len(subjects)
@@ -186,7 +186,7 @@ def _has_lengths(kind: pa.DataType) -> bool:
 
 
 def _check_headers(headers: pa.Array) -> None:
-    """Reject headers without a name, or with one no NATS client could carry."""
+    """Reject headers without a name, or with a name that no NATS client could send."""
     if headers.null_count == len(headers):
         return
     names = headers.keys
@@ -196,13 +196,13 @@ def _check_headers(headers: pa.Array) -> None:
 
 
 def _check_length(texts: pa.Array, limit: int, what: str) -> None:
-    """Reject texts over a limit."""
+    """Reject texts longer than a limit."""
     if (pc.max(pc.binary_length(texts)).as_py() or 0) > limit:
         raise InvalidRecordError(f"a {what} is longer than {limit} bytes; shorten it")
 
 
 def header_bytes(headers: pa.Array) -> pa.Array:
-    """Return the bytes of names and values of each row's headers, int32; 0 for none."""
+    """Return the size in bytes of each row's header names and values, int32; 0 without headers."""
     if headers.null_count == len(headers):
         return pa.repeat(pa.scalar(0, pa.int32()), len(headers))
     sizes = [

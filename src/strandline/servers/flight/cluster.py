@@ -1,4 +1,4 @@
-"""Handlers of the cluster commands, which a broker that is not part of a cluster rejects."""
+"""Handlers of the cluster commands; a broker that is not part of a cluster rejects them."""
 
 from strandline.api import cluster
 from strandline.api.admin import StreamInfo
@@ -68,11 +68,11 @@ def _add_partitions(
 
 
 def cluster_status(broker: ClusterBroker) -> ClusterStatus:
-    """Return the cluster's status as this broker knows it."""
+    """Return the state of the cluster that this broker knows."""
     image, quorum = broker.membership.machine.image, broker.membership.quorum
     voters, age_ms = quorum.members.voters, broker.membership.image_age_ms
     if not age_ms and broker.metadata_error is not None:
-        age_ms = 1  # It has a controller, which has not sent it the metadata since its start.
+        age_ms = 1  # there is a controller, but its metadata has not arrived since the start
     return ClusterStatus(
         cluster=broker.config.cluster.name,
         broker=broker.membership.me,

@@ -1,8 +1,7 @@
-"""The dispatcher of admin commands: decodes, checks the permission, runs the handler, encodes.
+"""The dispatcher of admin commands: decodes, checks permissions, runs the handler, encodes.
 
-Rules: a command that is not in the table cannot be run. Permissions are checked for every name in
-the decoded body, never for a prefix or only the first name. Commands that list objects show each
-caller only what it may see.
+Rules: only commands in the table can be run. Permissions are checked for every name in the decoded
+body. Commands that list objects show a caller only those that it may see.
 """
 
 from collections.abc import Callable
@@ -56,13 +55,13 @@ class CommandDispatcher:
     def run(
         self, name: str, body: bytes, *, caller: Caller, is_cancelled: Callable[[], bool]
     ) -> list[bytes]:
-        """Run a command; return the JSON of its results.
+        """Run a command and return the JSON of its results.
 
         Args:
             name: the command's name.
-            body: its JSON.
+            body: the request as JSON.
             caller: the caller.
-            is_cancelled: whether the client has disconnected.
+            is_cancelled: returns whether the client has disconnected.
 
         Raises:
             InvalidRequestError: the command is unknown, or the body is invalid.
@@ -77,7 +76,7 @@ class CommandDispatcher:
         request = allowed_request(caller, command, body)
 
         def is_over() -> bool:
-            """Return whether to stop waiting; raise if the caller has lost its permission."""
+            """Return whether to stop waiting; raise if the caller has lost the permission."""
             _check(caller, command, request)
             return is_cancelled()
 
@@ -97,7 +96,7 @@ class CommandDispatcher:
 
 
 def allowed_request(caller: Caller, command: AdminCommand[Any, Any], body: bytes) -> Any:
-    """Decode a request that the caller may make.
+    """Decode a request and check that the caller may make it.
 
     Raises:
         NotAllowedError, UnauthenticatedError: see ``Caller.check`` and ``check_producer``.

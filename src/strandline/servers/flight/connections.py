@@ -1,11 +1,11 @@
 """The connections of the Flight listener, which gRPC accepts by itself and without a limit.
 
-So a thread checks them every ``LOOK_S`` seconds, more often while there are too many, and closes
+A thread checks them every ``LOOK_S`` seconds, and more often while there are too many. It closes
 those whose client has not made a permitted call within ``IDENTIFY_S``. When the broker has too many
-connections, idle ones are closed too, least recently used first; clients reconnect when they need
+connections, it also closes idle ones, least recently used first; clients reconnect when they need
 to.
 
-Rules: touches connected sockets of this process whose own port is the listener's, nothing else.
+Rules: only connected sockets of this process whose local port is the listener's are touched.
 """
 
 import ipaddress
@@ -36,25 +36,25 @@ IDENTIFY_S: Final = 10.0
 
 @dataclass(slots=True)
 class _ClientConnection:
-    """One connection of a client."""
+    """A connection of a client and its use."""
 
     since_ms: float
-    """When it was seen first, or last used."""
+    """The time when the connection was seen first, or was last used."""
     is_known: bool = False
-    """Whether a call on it was let in."""
+    """Whether a call on the connection was permitted."""
     calls: int = 0
-    """Calls in progress."""
+    """The number of calls in progress."""
     calls_made: int = 0
     principal: str = ""
-    """Of the last call."""
+    """The principal of the last call."""
 
 
 class FlightConnections:
     """A supervisor of one listener's connections; any thread.
 
     Args:
-        clock: measures their age.
-        limit: the limit over all listeners of the broker.
+        clock: measures how long connections are idle.
+        limit: the limit for all listeners of the broker together.
     """
 
     def __init__(self, clock: Clock, limit: ConnectionLimit) -> None:
@@ -89,7 +89,7 @@ class FlightConnections:
             client.calls_made += 1
 
     def clients(self) -> list[ConnectionInfo]:
-        """Return the clients of every listener."""
+        """Return the clients of all listeners."""
         with self._lock:
             ours = [
                 ConnectionInfo(
@@ -128,7 +128,7 @@ class FlightConnections:
                 logger.exception("checking the connections of Arrow Flight failed")
 
     def look(self, port: int) -> bool:
-        """Close the connections on ``port`` that may go; return whether there were too many."""
+        """Close unidentified and surplus connections; return whether there were too many."""
         peers = peers_of(port)
         now_ms = self._clock.monotonic_ms()
         with self._lock:
@@ -148,7 +148,7 @@ class FlightConnections:
         return is_flooded
 
     def _doomed(self, now_ms: float) -> set[PeerAddress]:
-        """Return the connections to close."""
+        """Return the connections to close: unidentified for too long, or idle above the limit."""
         oldest_ms = now_ms - IDENTIFY_S * 1e3
         idle = {peer: c for peer, c in self._clients.items() if not c.calls}
         doomed = {p for p, c in idle.items() if not c.is_known and c.since_ms <= oldest_ms}
@@ -158,10 +158,10 @@ class FlightConnections:
 
 
 def _parsed(peer: str) -> PeerAddress:
-    """Return address and port of a client from gRPC's notation: ``ipv4:127.0.0.1:50000``.
+    """Parse gRPC's notation of a client's address, such as ``ipv4:127.0.0.1:50000``.
 
     Raises:
-        DisconnectedError: it has closed its connection, so gRPC no longer knows them.
+        DisconnectedError: the client has disconnected, so gRPC no longer knows its address.
     """
     _, _, place = unquote(peer).partition(":")
     host, _, port = place.rpartition(":")

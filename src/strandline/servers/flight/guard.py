@@ -22,7 +22,7 @@ R = TypeVar("R")
 
 
 def typed_errors(method: Callable[P, R]) -> Callable[P, R]:
-    """Make a Flight handler raise Flight errors only."""
+    """Return a Flight handler that raises Flight errors only."""
 
     @functools.wraps(method)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> R:

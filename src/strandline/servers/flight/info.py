@@ -1,8 +1,8 @@
-"""Descriptions of streams: StreamInfo, and FlightInfo with an endpoint per partition.
+"""Descriptions of streams: StreamInfo, and FlightInfo with one endpoint per partition.
 
-An endpoint's ticket has its start and stop resolved, so that every read of it returns the same
-records. Its locations name the brokers that can serve it: in a cluster the leader and then the
-other live replicas, otherwise this broker.
+The ticket of an endpoint has the start and stop as offsets, so that every read with it returns the
+same records. The locations of an endpoint are the brokers that can serve it: in a cluster the
+leader and then the other live replicas, otherwise this broker.
 """
 
 from typing import NamedTuple
@@ -38,8 +38,8 @@ def partition_info(partition: Partition) -> PartitionInfo:
 
 
 def stream_info(stream: Stream, broker: Broker) -> StreamInfo:
-    """Return a stream as clients see it."""
-    index = broker.metadata_index  # read before the rest, which may be newer but never older
+    """Return a stream's description for clients."""
+    index = broker.metadata_index  # read first: the rest is at least as new as the index
     return StreamInfo(
         metadata_index=index,
         config=stream.config,
@@ -49,7 +49,7 @@ def stream_info(stream: Stream, broker: Broker) -> StreamInfo:
 
 
 def server_info(broker: Broker) -> ServerInfo:
-    """Return the broker as clients see it."""
+    """Return the broker's description for clients."""
     limits = broker.config.limits
     return ServerInfo(
         version=__version__,
@@ -64,10 +64,10 @@ def server_info(broker: Broker) -> ServerInfo:
 
 
 def request_of(descriptor: fl.FlightDescriptor) -> ReadRequest:
-    """Return the read that a descriptor names: a path (stream, partition) or a ticket's JSON.
+    """Return the read that a descriptor names: as a path (stream, partition) or a ticket's JSON.
 
     Raises:
-        InvalidRequestError: the descriptor names no read.
+        InvalidRequestError: the descriptor does not describe a read.
     """
     if descriptor.descriptor_type == fl.DescriptorType.CMD:
         return decode_ticket(descriptor.command)
@@ -90,18 +90,18 @@ def request_of(descriptor: fl.FlightDescriptor) -> ReadRequest:
 
 
 class Here(NamedTuple):
-    """The address of this broker for clients."""
+    """This broker and its address for clients."""
 
     broker: Broker
     location: str
     scheme: str
-    """Of this broker and, as they are set up alike, of the others of its cluster."""
+    """The URI scheme for all brokers of the cluster, whose TLS settings are alike."""
 
 
 def flight_info(
     request: ReadRequest, stream: Stream, *, descriptor: fl.FlightDescriptor, here: Here
 ) -> fl.FlightInfo:
-    """Return a read's schema and endpoints.
+    """Return the schema and the endpoints of a read.
 
     Args:
         request: the read.
@@ -127,13 +127,13 @@ def flight_info(
 
 
 def _locations(extent: PartitionRange[Partition], here: Here) -> list[str]:
-    """Return the addresses where a partition can be read: in a cluster, each live replica."""
+    """Return the addresses where a partition can be read: in a cluster, those of live replicas."""
     found = [f"{here.scheme}://{address}" for address in extent.partition.addresses]
     return found or [here.location]
 
 
 def _records(extent: PartitionRange[Partition]) -> int:
-    """Return how many offsets of a part have records."""
+    """Return the number of offsets in a range that have records."""
     if extent.stop is None or extent.stop <= extent.start:
         return 0
     hidden = extent.partition.hidden_between(extent.start, extent.stop)
@@ -143,7 +143,7 @@ def _records(extent: PartitionRange[Partition]) -> int:
 def _endpoint(
     plan: ReadPlan, extent: PartitionRange[Partition], locations: list[str]
 ) -> fl.FlightEndpoint:
-    """Return the endpoint of one partition with a resolved range."""
+    """Return the endpoint of one partition, with the start and stop as offsets."""
     old = plan.request
     request = ReadRequest(
         stream=old.stream,

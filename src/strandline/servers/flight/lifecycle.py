@@ -1,7 +1,7 @@
 """State shared by the calls of a Flight server: stopping, waiting, and open streams.
 
-Rules: a call waits in slices of ``POLL_S``, so that its thread is free soon after the client
-disconnects or the broker stops; nothing here blocks longer. Any thread may call any method. A
+Rules: a call waits in slices of ``POLL_S`` and does not block for longer, so that its thread is
+free soon after the client disconnects or the broker stops. Any thread may call any method. A
 waiter is woken only by its own partitions, because needless wake-ups slow down all other threads.
 """
 
@@ -21,8 +21,8 @@ LISTENER = "flight"
 POLL_S = 0.25
 """The longest wait of a thread before it checks whether its client is still connected."""
 END_WAIT_S: Final = 2.0
-"""How long a new leader may take to know its end: our client gives an attempt three seconds, and
-tries again with what it was told."""
+"""How long a new leader may take to learn its end. The Strandline client waits three seconds for
+an attempt, and so gets the error before that, and retries."""
 
 
 class ServerLifecycle:
@@ -36,7 +36,7 @@ class ServerLifecycle:
         self.stopping = threading.Event()
         """Set when no new work may start."""
         self.gave_up = threading.Event()
-        """Set when waiting must end."""
+        """Set when calls must stop waiting."""
         self._run_coroutine = broker.run_coroutine
         self._clock = broker.clock
         self._telemetry = broker.telemetry
@@ -45,7 +45,7 @@ class ServerLifecycle:
         self._streams = 0
 
     def now_ms(self) -> float:
-        """Return milliseconds of a clock that never runs backwards."""
+        """Return monotonic time in milliseconds."""
         return self._clock.monotonic_ms()
 
     def check(self) -> None:
@@ -58,7 +58,7 @@ class ServerLifecycle:
             raise ShuttingDownError("the broker is stopping; retry when it is back")
 
     def pause(self, seconds: float, is_cancelled: Callable[[], bool]) -> None:
-        """Wait as a quota requires, but no longer than the client is connected.
+        """Wait for a quota, or until the client has disconnected.
 
         Raises:
             ShuttingDownError: the broker is stopping.
@@ -71,7 +71,7 @@ class ServerLifecycle:
     def hold(
         self, wait_s: float, ask_again: Callable[[], float], is_cancelled: Callable[[], bool]
     ) -> None:
-        """Wait as a quota requires, asking again when the wait is as long as one may be.
+        """Wait for a quota; after a wait of ``WAIT_S_MAX``, the longest allowed, ask for the rest.
 
         Raises:
             ShuttingDownError: the broker is stopping.
@@ -84,10 +84,10 @@ class ServerLifecycle:
     def wait_until_caught_up(
         self, partitions: Iterable[Partition], is_cancelled: Callable[[], bool]
     ) -> None:
-        """Wait until the new leaders know their ends, or the client disconnects.
+        """Wait until the partitions' leaders know their ends, or the client disconnects.
 
         Raises:
-            UnavailableError: a new leader does not know its end in time.
+            UnavailableError: a new leader did not learn its end in time.
             ShuttingDownError: the broker is stopping.
         """
         unknown = [partition for partition in partitions if not partition.knows_end]
@@ -107,13 +107,13 @@ class ServerLifecycle:
             asked.cancel()
 
     def notify(self) -> None:
-        """Wake all waiters when the broker stops."""
-        # A copy, because waiters are added and removed by other threads.
+        """Wake all waiters, because the broker stops."""
+        # Iterate over a copy: other threads add and remove waiters.
         for waiter in tuple(self._waiters):
             waiter.set()
 
     def waiter(self, partitions: Iterable[Partition]) -> "PartitionWatcher":
-        """Return a context that waits for changes of partitions."""
+        """Return a context in which to wait for changes of partitions."""
         return PartitionWatcher(self._waiters, partitions)
 
     @contextmanager
@@ -142,12 +142,12 @@ class ServerLifecycle:
 
     @property
     def busy(self) -> int:
-        """Streams that are not idle."""
+        """The number of streaming calls that are not idle."""
         return self._streams
 
 
 class PartitionWatcher:
-    """A waiter for commits and other changes of partitions; none between two waits is missed."""
+    """A waiter for commits and other changes of partitions; it misses none between two waits."""
 
     def __init__(self, waiters: list[threading.Event], partitions: Iterable[Partition]) -> None:
         self._waiters = waiters
@@ -175,5 +175,5 @@ class PartitionWatcher:
         return self._event.is_set()
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for a change since ``arm``, at most ``POLL_S``."""
+        """Wait for a change since ``arm``, for at most ``timeout_s`` and ``POLL_S``."""
         self._event.wait(max(0.0, min(timeout_s, POLL_S)))

@@ -1,7 +1,7 @@
-"""Handler of the command that lists a read's files, for readers on this machine.
+"""The handler of the command that lists the files of a read, for readers on this machine.
 
-Rules: only committed bytes that are in the file already are listed. Encrypted records are served by
-the broker only.
+Rules: only committed bytes that are already in the file are listed. Encrypted records are served
+only by the broker.
 """
 
 from collections.abc import Iterable, Iterator
@@ -41,7 +41,7 @@ def _local_files(context: ActionContext, request: ReadRequest) -> list[LocalFile
     if not broker.config.local_reads or broker.image.quotas:
         return [NOTHING]  # reads of files cannot be metered
     if request.subject is not None and _is_sparse(plan.ranges, request.subject):
-        return [NOTHING]  # the broker has the subject index, and need not read it all
+        return [NOTHING]  # the broker has a subject index and need not read every record
     parts = tuple(_part(extent) for extent in plan.ranges if extent.stop is not None)
     if sum(f.size - f.position for part in parts for f in part.files) < WORTH_BYTES:
         return [NOTHING]
@@ -56,7 +56,7 @@ def _local_files(context: ActionContext, request: ReadRequest) -> list[LocalFile
 
 
 def _is_sparse(ranges: Iterable[PartitionRange[Partition]], pattern: str) -> bool:
-    """Return whether a read would pass over most of its records."""
+    """Return whether a read would skip most records of its ranges."""
     finders = [(each, each.partition.find_runs(pattern)) for each in ranges]
     return all(
         runs is not None and each.stop is not None and runs.is_sparse(each.start, each.stop)
@@ -65,11 +65,11 @@ def _is_sparse(ranges: Iterable[PartitionRange[Partition]], pattern: str) -> boo
 
 
 def _part(extent: PartitionRange[Partition]) -> LocalPart:
-    """Return one partition's part, with as many files as can be read."""
+    """Return the part of one partition, with all files that can be read directly."""
     partition, start, stop, may_move = extent
     assert stop is not None, "a read of files has an end"
     end, files = int(start), []
-    # Read after the stable offset, below which the broker knows every aborted transaction.
+    # Read before the aborted transactions: the broker knows all those below the stable offset.
     stable = partition.last_stable_offset
     aborted = (
         ()
@@ -98,7 +98,7 @@ def _part(extent: PartitionRange[Partition]) -> LocalPart:
 def _files(
     partition: Partition, start: int, stop: int, *, stable: Offset
 ) -> Iterator[tuple[LocalFile, int]]:
-    """Return the files with the records from ``start`` on, and the offset where each ends."""
+    """Yield the files with the records from ``start`` on, and the offset where each ends."""
     for segment in partition.log.segments:
         if segment.next_offset <= start:
             continue
@@ -124,7 +124,7 @@ def _files(
 
 
 def _committed(segment: Segment, last_stable_offset: int) -> tuple[int, int]:
-    """Return the file size and end offset of the committed whole batches."""
+    """Return the size and the end offset of the whole batches of a segment that are committed."""
     written, size = segment.written_bytes, segment.size
     if written == size and segment.next_offset <= last_stable_offset:
         return size, segment.next_offset

@@ -13,7 +13,7 @@ from strandline.version import __version__
 
 _HEAD: Final = re.compile(r"\S+ \{.*\}")
 TRACE_BYTES_MAX: Final = 256 << 10
-"""Of one answer; the end of a trace has what happened last."""
+"""The limit for one answer, which has the end of the trace, where the newest events are."""
 
 
 @handles(wire.BROKER_STATUS)
@@ -77,7 +77,7 @@ def _trace(context: ActionContext, _: None) -> list[wire.TraceText]:
 
 
 def _end_of_trace(path: Path) -> str:
-    """Return the last whole events of a trace.
+    """Return the last complete events of a trace that fit an answer.
 
     Raises:
         UnavailableError: the file cannot be read.
@@ -89,10 +89,10 @@ def _end_of_trace(path: Path) -> str:
             lines = file.read(TRACE_BYTES_MAX).decode("utf-8", "replace").split("\n")
     except OSError as error:
         raise UnavailableError(f"cluster.trace: cannot read {path}: {error.strerror}") from error
-    whole = lines[:-1]  # the last one is empty, or still being written
+    whole = lines[:-1]  # the last line is empty or incomplete
     if size > TRACE_BYTES_MAX:
         whole = whole[1:]
-    # An event begins with its host and a clock; its text has no braces at the line's end.
+    # An event begins with a line that has its host and clock; no text line ends in braces.
     if whole and not _HEAD.fullmatch(whole[0]):
         whole = whole[1:]
     return "".join(f"{line}\n" for line in whole[: len(whole) // 2 * 2])

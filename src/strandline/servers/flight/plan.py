@@ -1,7 +1,7 @@
 """Resolution of a read request against a stream: its partitions, ranges and columns.
 
-Rules: offsets are resolved once, here, so that later appends do not change a read's range. The
-error for an offset that does not exist names the valid ones.
+Rules: offsets are resolved here, once, so that later appends do not change the range of a read. The
+error for an offset that does not exist names the valid range.
 """
 
 from collections.abc import Iterable
@@ -28,12 +28,12 @@ class ReadPlan(NamedTuple):
 
 
 def plan_read(request: ReadRequest, stream: Stream) -> ReadPlan:
-    """Resolve a request against the current state of a stream.
+    """Resolve a read request against the current state of a stream.
 
     Raises:
-        UnknownPartitionError: a partition the stream does not have.
-        OffsetOutOfRangeError: an offset the partition does not have.
-        InvalidRequestError: an offset for several partitions at once, or an unknown column.
+        UnknownPartitionError: the stream has no such partition.
+        OffsetOutOfRangeError: the partition has no such offset.
+        InvalidRequestError: one offset is given for several partitions, or a column is unknown.
     """
     if request.columns is not None and not request.columns:
         raise InvalidRequestError("'columns' is empty; leave it out to read all columns")
@@ -47,7 +47,7 @@ def plan_read(request: ReadRequest, stream: Stream) -> ReadPlan:
                     f"offset {bound} belongs to one partition, and stream {stream.name!r} has "
                     f"{len(stream.partitions)}: name the partition, or give 'starts'"
                 )
-    if request.of_leaders:  # one that it leads only since the ends were waited for is left out
+    if request.of_leaders:  # leave out a partition whose leadership began after the wait for ends
         partitions = [p for p in partitions if p.knows_end or not _needs_its_end(request, p)]
     return ReadPlan(request, [_range(request, partition) for partition in partitions], schema)
 
@@ -56,18 +56,18 @@ def ends_needed(request: ReadRequest, stream: Stream) -> list[Partition]:
     """Return the partitions whose end must be known before ``plan_read``.
 
     Raises:
-        UnknownPartitionError: a partition the stream does not have.
+        UnknownPartitionError: the stream has no such partition.
     """
     return [each for each in _partitions(request, stream) if _needs_its_end(request, each)]
 
 
 def _needs_its_end(request: ReadRequest, partition: Partition) -> bool:
-    """Return whether resolving a request needs a partition's end."""
+    """Return whether the end of a partition is needed to resolve a request."""
     bounds = [_start(request, partition)]
     if not request.follow:
         bounds.append("latest" if request.stop is None else request.stop)
     elif request.stop is not None and not isinstance(request.stop, int):
-        bounds.append(request.stop)  # a following read waits for an offset yet to come
+        bounds.append(request.stop)  # following reads may stop at an offset that does not exist yet
     return any(needs_end(bound, partition) for bound in bounds)
 
 
@@ -83,14 +83,14 @@ def check_led(partitions: Iterable[Partition]) -> None:
 
 
 def needs_end(bound: Bound, partition: Partition) -> bool:
-    """Return whether resolving a bound needs the partition's end."""
+    """Return whether the end of a partition is needed to resolve a bound."""
     if isinstance(bound, int) and bound >= 0:
         return bound > partition.last_stable_offset
     return bound != "earliest"
 
 
 def _partitions(request: ReadRequest, stream: Stream) -> list[Partition]:
-    """Return the partitions to read, by number."""
+    """Return the partitions to read, in order of their numbers."""
     if request.partition is not None:
         found = [stream.partition(request.partition)]
     elif request.starts is not None:
@@ -101,7 +101,7 @@ def _partitions(request: ReadRequest, stream: Stream) -> list[Partition]:
 
 
 def _range(request: ReadRequest, partition: Partition) -> PartitionRange[Partition]:
-    """Return the range of one partition."""
+    """Return the range to read of one partition."""
     if partition.remote_error is not None:
         raise partition.remote_error
     bound = _start(request, partition)
@@ -122,14 +122,14 @@ def _range(request: ReadRequest, partition: Partition) -> PartitionRange[Partiti
 
 
 def _start(request: ReadRequest, partition: Partition) -> Bound:
-    """Return the start of one partition's range."""
+    """Return the requested start for one partition."""
     if request.starts is None:
         return request.start
     return request.starts[partition.name.partition]
 
 
 def resolve(bound: Bound, partition: Partition) -> Offset:
-    """Return the offset of a bound in a partition.
+    """Return the offset that a bound means in a partition.
 
     Raises:
         OffsetOutOfRangeError: the offset is below the log start or beyond the high watermark.

@@ -1,7 +1,8 @@
 """Handlers of the quota commands.
 
-Rule: a quota can be set while access control is off, but is enforced only while it is on, because
-only then are callers identified.
+Rule: a quota can be set while access control is off, but it is enforced only while access control
+    is
+on, because only then callers are identified.
 """
 
 import msgspec

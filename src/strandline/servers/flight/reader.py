@@ -1,4 +1,4 @@
-"""A DoGet call: the record batches of a plan, one partition after another or following them.
+"""A DoGet call: the record batches of a read plan, one partition after another or in rotation.
 
 Rules: runs on the call's Flight thread, and checks at every step whether the client is still
 connected and whether the broker is stopping. Small filter results are joined, so that a selective
@@ -30,8 +30,8 @@ GATHER_MS_MAX = 100.0
 REPAIR_MS_MAX = 2000.0
 REPAIR_POLL_S = 0.02
 CANCEL_CHECK_MS = 50.0
-"""gRPC is asked no more often whether the client is there: each time it polls its sockets, which
-cost a seventh of a fast read."""
+"""How often gRPC is asked at most whether the client is still connected. Each time it polls its
+sockets; asking at every step took a seventh of the time of a fast read."""
 
 
 class ReadSession:
@@ -41,10 +41,10 @@ class ReadSession:
         plan: the resolved read.
         lifecycle: the lifecycle of the Flight server.
         telemetry: counts deliveries.
-        is_cancelled: whether the client has disconnected.
-        check_allowed: raises once the caller may no longer read.
+        is_cancelled: returns whether the client has disconnected.
+        check_allowed: raises an error if the caller may no longer read.
         allowance: the caller's quota; None if it is not metered.
-        connection: a context for the duration of the read.
+        connection: returns a context that is entered for the duration of the read.
     """
 
     def __init__(
@@ -98,13 +98,13 @@ class ReadSession:
                     return
 
     def _hold(self, allowance: Allowance, size: int) -> None:
-        """Wait until the quota allows delivery, then check that the caller may still read."""
+        """Wait until the quota allows a delivery, then check that the caller may still read."""
         if wait_s := allowance.read(size):
             self._lifecycle.hold(wait_s, lambda: allowance.read(0), self._is_cancelled)
             self._check_allowed()
 
     def _unlimited(self) -> Iterator[CursorBatch | None]:
-        """Yield batches without quota; None where there was nothing to deliver for a while."""
+        """Yield batches, ignoring quotas; None if there was nothing to deliver for a while."""
         if self._left == 0:
             return
         if self._request.follow:
@@ -116,7 +116,7 @@ class ReadSession:
                 yield from self._read(cursor) or (None,)
 
     def _read(self, cursor: Cursor[Partition]) -> list[CursorBatch]:
-        """Read from the cursor; give another replica time to repair a corrupt range.
+        """Read from the cursor; wait a while for a corrupt range to be repaired from a replica.
 
         Raises:
             CorruptBatchError, DataLossError: see ``Cursor.read``.
@@ -132,7 +132,7 @@ class ReadSession:
             self._lifecycle.stopping.wait(REPAIR_POLL_S)
 
     def _follow(self) -> Iterator[CursorBatch | None]:
-        """Yield batches of all partitions in rotation; wait while none has new records."""
+        """Yield batches of all partitions in rotation; wait while no partition has new records."""
         going = [cursor for cursor in self._cursors if not cursor.is_done]
         turn = cycle(range(len(going)))
         with self._lifecycle.waiter(cursor.partition for cursor in going) as waiter:
@@ -144,7 +144,7 @@ class ReadSession:
                     waiter.wait(POLL_S)
                 elif self._request.bytes_min:
                     self._long_poll()
-                # Each round starts at another partition, so that none is always last.
+                # Each round starts at another partition, so that no partition is always last.
                 first = next(turn) % len(ready) if ready else 0
                 for cursor in (*ready[first:], *ready[:first]):
                     yield from self._read(cursor) or (None,)
@@ -156,7 +156,7 @@ class ReadSession:
     def _long_poll(self) -> None:
         """Wait until ``bytes_min`` can be delivered, for at most ``wait_ms_max``.
 
-        A read without a stop then ends at the high watermark of that moment.
+        A read without a stop then ends at the high watermark reached by then.
         """
         wanted, deadline = (
             self._request.bytes_min,
@@ -182,7 +182,7 @@ class ReadSession:
                 cursor.stop = cursor.partition.last_stable_offset
 
     def _has_bytes(self, wanted: int) -> bool:
-        """Return whether about that many bytes can be delivered."""
+        """Return whether about ``wanted`` bytes can be delivered."""
         for cursor in self._cursors:
             try:
                 wanted -= cursor.available_bytes(wanted)
@@ -193,10 +193,10 @@ class ReadSession:
         return False
 
     def _goes_on(self, cursor: Cursor[Partition]) -> bool:
-        """Return False once the client has disconnected."""
+        """Return whether the client is still connected; raise an error if the read must end."""
         self._lifecycle.check()
         if (closed_by := cursor.partition.closed_by) is not None:
-            raise closed_by  # deleted, or moved to other brokers, where our client continues
+            raise closed_by  # deleted, or moved to other brokers, where the client can continue
         now_ms = self._lifecycle.now_ms()
         if now_ms - self._asked_ms >= CANCEL_CHECK_MS:
             self._asked_ms = now_ms
@@ -205,12 +205,12 @@ class ReadSession:
         return not self._is_gone
 
     def _gathered(self, deliveries: Iterator[CursorBatch | None]) -> Iterator[CursorBatch]:
-        """Join small consecutive batches, but hold none back while the reader waits."""
+        """Join small consecutive batches; deliver held ones whenever no further batch is ready."""
         held: list[pa.RecordBatch] = []
         size, since = 0, 0.0
         enough = self._request.batch_bytes // 4
         for delivery in _error_last(deliveries):
-            # Joining copies, which is not worth it for a large batch.
+            # Joining copies the data, which is not worth it for a large batch.
             is_large = delivery is not None and delivery.size >= enough
             if delivery is not None and not is_large:
                 since = since if held else self._lifecycle.now_ms()
@@ -228,12 +228,12 @@ class ReadSession:
             yield CursorBatch(join(held), size)
 
     def stream(self) -> fl.FlightDataStream:
-        """Return the read as Flight sends it; an error in the middle keeps its type."""
+        """Return the read as a Flight stream; an error in the middle keeps its type."""
         failure: list[fl.FlightError] = []
 
         def guarded() -> Iterator[pa.RecordBatch]:
-            # Flight would reduce an exception raised here to its text. Raised by the outer
-            # generator it keeps its code.
+            # Flight would keep only the text of an exception raised here. One raised by the outer
+            # generator keeps its code.
             try:
                 yield from self.batches()
             except StrandlineError as error:
@@ -251,7 +251,7 @@ class ReadSession:
 
 
 def _error_last(deliveries: Iterator[CursorBatch | None]) -> Iterator[CursorBatch | None]:
-    """Yield None before an error, so that batches held for joining are delivered first."""
+    """Yield None before an error, so that held batches are delivered before it."""
     try:
         yield from deliveries
     except StrandlineError:

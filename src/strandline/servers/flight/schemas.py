@@ -1,7 +1,7 @@
 """Handlers of the commands about a stream's schema.
 
-Rule: a version that was set is seen at once by every broker that is asked, because values are
-published by it next: each answer follows a read barrier.
+Rule: once a version is set, every broker must answer with it, because publishers use it next. So
+each answer follows a read barrier.
 """
 
 import msgspec
@@ -48,7 +48,7 @@ def _delete(context: ActionContext, request: wire.WhoseSchema) -> list[None]:
 
 
 def _newest(context: ActionContext, stream: str) -> tuple[SchemaVersion, ...]:
-    """Return the versions that were set before this call, at whichever broker."""
+    """Return the versions that were set before this call at any broker."""
     context.run(context.broker.know_newest())
     return context.broker.image.stream(stream).schema
 

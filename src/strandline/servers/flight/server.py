@@ -48,7 +48,7 @@ CUT_INTERVAL_S = 0.05
 
 
 class CallMiddleware(NamedTuple):
-    """The checks that every call passes."""
+    """The checks that every call must pass."""
 
     access: Access
     metering: Metering
@@ -80,8 +80,8 @@ class FlightFrontEnd:
         Raises:
             InvalidConfigError: the port is not available, or a certificate cannot be used.
         """
-        # pyarrow looks for pandas on the first call, which needs file descriptors. Do it now,
-        # because later connections may have used up all descriptors.
+        # At the first call pyarrow looks for pandas, which takes file descriptors. Call it now,
+        # because connections may have used up the descriptors later.
         await asyncio.to_thread(pa.scalar, 0)
         lifecycle = ServerLifecycle(self._broker)
         tls = load_tls(self._tls)
@@ -109,8 +109,8 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
         broker: the broker that is served.
         lifecycle: the state shared by the calls.
         address: the host and port to listen on.
-        tls: None for clear text.
-        checks: the checks that every call passes.
+        tls: the certificate; None for clear text.
+        checks: the checks that every call must pass.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
         self._host = host
         self._commands = CommandDispatcher(broker, lifecycle, self._clients)
         self.connections: FlightConnections | None = None
-        """The callers of the listener, once it listens."""
+        """The connections of the listener; None before it listens."""
 
     def stop(self) -> None:
         """End the calls and the listener; blocks for a few seconds at most."""
@@ -274,17 +274,17 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
         return caller
 
     def _clients(self) -> list[ConnectionInfo]:
-        """Return the clients of every listener of the broker."""
+        """Return the clients of all listeners of the broker."""
         return [] if self.connections is None else self.connections.clients()
 
     def _call(self, context: fl.ServerCallContext) -> AbstractContextManager[None]:
-        """Return a context for a long call, which marks its connection as in use."""
+        """Return a context that marks the connection of a long call as in use."""
         return nullcontext() if self.connections is None else self.connections.call(context)
 
     def _readable(
         self, context: fl.ServerCallContext, descriptor: fl.FlightDescriptor
     ) -> ReadRequest:
-        """Return the read that a descriptor names, if the caller may read it.
+        """Return the read that a descriptor describes, if the caller may make it.
 
         Raises:
             UnauthenticatedError, NotAllowedError: the caller may not read the stream.
@@ -295,11 +295,10 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
         return request
 
     def _stream(self, request: ReadRequest, context: fl.ServerCallContext) -> Stream:
-        """Return the stream of a read once the ends that the read depends on are known.
+        """Return the stream of a read, after waiting for the ends that the read depends on.
 
         Raises:
-            StrandlineError: the stream does not exist, or see
-                ``ServerLifecycle.wait_until_caught_up``.
+            StrandlineError: the stream does not exist, or an end did not become known in time.
         """
         if request.of_copy:
             return self._broker.copy_of(request.stream)
@@ -314,14 +313,14 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
         return flight_info(request, stream, descriptor=descriptor, here=here)
 
     def _location(self) -> str:
-        """Return this broker's address for clients; the connection itself for a wildcard."""
+        """Return this broker's address for clients, or "this connection" if it listens on all."""
         if self._host in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
             return "arrow-flight-reuse-connection://?"
         return f"{self._scheme}://{bracketed(self._host)}:{self.port}"
 
 
 def _put_request(descriptor: fl.FlightDescriptor) -> PutRequest:
-    """Return the target of a put: the JSON of a command, or a path as for reads."""
+    """Return the target of a put from a command's JSON or, as for reads, from a path."""
     if descriptor.descriptor_type == fl.DescriptorType.CMD:
         return decode(descriptor.command, PutRequest, what="put command")
     request = request_of(descriptor)

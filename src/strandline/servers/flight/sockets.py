@@ -1,10 +1,10 @@
 """The accepted connections of a gRPC server, found and shut down through their descriptors.
 
 gRPC waits for every call before it stops and does not limit connections, and pyarrow has no option
-for either. Shutting a connection down ends its calls at once, like a broken network.
+for either. Shutting down a connection's socket ends its calls at once, like a broken network.
 
-Rules: touches connected sockets of this process whose own port is the listener's, nothing else.
-Linux only; on other systems it finds none.
+Rules: only connected sockets of this process whose local port is the listener's are touched. Works
+on Linux; on other systems no connection is found.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ DESCRIPTORS = Path("/proc/self/fd")
 
 
 class PeerAddress(NamedTuple):
-    """The address and port of a client; an IPv4 address in IPv4 notation."""
+    """A client's address and port; an IPv4 address mapped into IPv6 is in IPv4 notation."""
 
     host: str
     port: int
@@ -34,16 +34,16 @@ def peers_of(port: int) -> set[PeerAddress]:
 
 
 def cut_connections(port: int, peers: Collection[PeerAddress] | None = None) -> int:
-    """Shut down accepted connections of the listener on ``port``; return how many.
+    """Shut down accepted connections of the listener on ``port``; return their number.
 
     Args:
         port: the listener's port.
-        peers: the clients to disconnect; None: all.
+        peers: the clients to disconnect; None means all.
     """
     count = 0
     for descriptor, peer in _connections(port):
         if peers is None or peer in peers:
-            with contextlib.suppress(OSError):  # closed by another thread
+            with contextlib.suppress(OSError):  # another thread has closed it
                 connection = socket.socket(fileno=descriptor)
                 try:
                     connection.shutdown(socket.SHUT_RDWR)
@@ -64,13 +64,16 @@ def _connections(port: int) -> Iterator[tuple[int, PeerAddress]]:
 
 
 def _peer(descriptor: int, port: int) -> PeerAddress | None:
-    """Return the client of a connection of the listener, else None; gRPC keeps the descriptor."""
+    """Return the client of a descriptor if it is a connection of the listener, else None.
+
+    gRPC keeps the descriptor.
+    """
     try:
         if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
             return None
         connection = socket.socket(fileno=descriptor)
     except OSError:
-        return None  # closed by another thread
+        return None  # another thread has closed it
     try:
         if connection.family not in (socket.AF_INET, socket.AF_INET6):
             return None
@@ -78,7 +81,7 @@ def _peer(descriptor: int, port: int) -> PeerAddress | None:
         if connection.getsockname()[1] != port:
             return None
     except OSError:
-        return None  # a listening socket, or closed by another thread
+        return None  # a listening socket, or another thread has closed it
     finally:
         connection.detach()
     address = ipaddress.ip_address(host.partition("%")[0])

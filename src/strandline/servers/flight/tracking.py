@@ -1,6 +1,6 @@
 """The state of a put's batch between its arrival and its ack.
 
-Pure. Used only on the loop's thread once the batch is submitted.
+Pure. Once a batch is submitted, only the loop's thread uses its state.
 """
 
 from typing import NamedTuple
@@ -27,11 +27,11 @@ class Row(NamedTuple):
 
 
 class BatchInFlight:
-    """The outcomes of one batch.
+    """The outcomes of a batch's rows, from which its ack is made.
 
     Args:
         sequence: the batch's number in the put.
-        size: the batch's bytes, counted in the window.
+        size: the batch's bytes, which count in the put's window.
         is_single: whether all its rows go to one partition.
     """
 
@@ -39,7 +39,7 @@ class BatchInFlight:
         self.sequence = sequence
         self.size = size
         self.rejection: StrandlineError | None = None
-        """Why the rest of it is rejected: an earlier batch was rejected, and may be sent again."""
+        """Why the other rows are rejected: an earlier batch was rejected and may be sent again."""
         self._is_single = is_single
         self._pieces: list[tuple[PartitionName, int]] = []
         self._starts: list[Offset | None] = []
@@ -50,7 +50,7 @@ class BatchInFlight:
         self._left = 0
 
     def expect(self, partition: PartitionName, records: int, *, rows: list[Row] | None) -> None:
-        """Expect one outcome for a piece of this many records or, with ``rows``, for each row."""
+        """Expect one outcome for a piece of ``records`` rows, or one for each of ``rows``."""
         if rows is None:
             self._pieces.append((partition, records))
             self._starts.append(None)
@@ -63,11 +63,11 @@ class BatchInFlight:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every outcome is known."""
+        """Whether all outcomes are known."""
         return self._left == 0
 
     def acked(self, place: int, offset: Offset, *, duplicate: bool) -> None:
-        """Record that a piece (or row) is stored from ``offset`` on."""
+        """Record that a piece or a row was stored from ``offset`` on."""
         self._left -= 1
         if self._pieces:
             self._starts[place] = offset
@@ -77,7 +77,7 @@ class BatchInFlight:
             self._duplicates.append(place)
 
     def rejected(self, error: StrandlineError) -> None:
-        """Record that a piece (or row) was rejected; the ack has the reason of the first."""
+        """Record that a piece or a row was rejected; the ack reports the first rejection."""
         self._left -= 1
         self._error = self._error or error
         if error.retriable and self._is_single:
@@ -106,8 +106,8 @@ def rows_of(batch: pa.RecordBatch, places: pa.Array | None, stream_subject: str)
 
     Args:
         batch: the rows of one partition.
-        places: their row indexes in the received batch; None: the same.
-        stream_subject: the subject of rows without one.
+        places: the row's indexes in the received batch; None if ``batch`` is all of it.
+        stream_subject: the stream's subject, used for rows without one.
     """
     count = batch.num_rows
     columns = {name: batch.column(name).to_pylist() for name in batch.schema.names}
@@ -130,7 +130,7 @@ def rows_of(batch: pa.RecordBatch, places: pa.Array | None, stream_subject: str)
 
 
 def _with_id(headers: Headers | None, message_id: str | None) -> Headers | None:
-    """Return headers with the message id, from which deduplication is rebuilt after a restart."""
+    """Return the headers with the message id; deduplication is rebuilt from it after a restart."""
     kept = list(headers or ())
     if not message_id or any(name == MESSAGE_ID_HEADER for name, _ in kept):
         return kept or None

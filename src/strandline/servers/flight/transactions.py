@@ -1,6 +1,6 @@
 """Handlers of the transaction commands, which ask the transaction coordinator.
 
-Rules: partition names are resolved to log ids here, on the loop, so that the coordinator
+Rules: here, on the loop, partition names are resolved to log ids, so that the coordinator
 distinguishes partitions of streams recreated under the same name.
 """
 

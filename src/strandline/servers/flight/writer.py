@@ -1,12 +1,13 @@
-"""A DoPut call: batches in, pipelined; acks out as metadata, while the client keeps sending.
+"""A DoPut call: receives batches and sends acks as metadata while the client keeps sending.
 
 Three threads work together: the call's own thread reads and checks batches, the broker's loop
 appends them and receives the outcomes, and a third thread writes the acks. So an ack never waits
 for the next batch.
 
-Rules: at most a window of bytes is in flight per call, and none while the broker has
-``limits.pending_bytes`` waiting; TCP flow control then holds the client. Each counter is written by
-one thread.
+Rules: each call may have at most a window of bytes in flight, and reads nothing while the broker
+    has
+``limits.pending_bytes`` waiting; TCP flow control then holds back the client. Each counter is
+written by one thread only.
 """
 
 import itertools
@@ -51,34 +52,34 @@ WINDOW_BYTES = 32 << 20
 WINDOW_BATCHES = 1024
 UNSENT_ACKS_MAX = 100_000
 ROWS_PER_HOP = 256
-"""Rows with message ids appended at once, one by one: the loop must not be held for longer."""
+"""Rows with message ids that the loop appends, one by one, before it does other work."""
 BACK_PRESSURE_S = 0.005
 
 
 class UploadedPiece(NamedTuple):
-    """The rows of a batch that go to one partition."""
+    """The rows of a batch that belong to one partition."""
 
     partition: Partition
     batch: pa.RecordBatch
     rows: list[Row] | None
-    """Row by row, for rows with message ids."""
+    """The rows one by one if they have message ids or an expected offset, else None."""
     producer: ProducerStamp | None
-    """Who numbered the rows."""
+    """The producer id, epoch and sequence of the rows."""
     expected: int | None = None
-    """The offset that has to be the next, for a single row."""
+    """The offset that a single row must get; None: any."""
 
 
 class PutSession:
-    """A put, and the ack sink of its appends.
+    """A put; it is also the ack sink of its appends.
 
     Args:
         broker: the broker to append to.
         request: the target of the put.
         lifecycle: the lifecycle of the Flight server.
         send_ack: writes one metadata message to the client.
-        is_cancelled: whether the client has disconnected.
-        check_allowed: raises once the caller may no longer publish.
-        check_producer: raises if a producer id belongs to another principal.
+        is_cancelled: returns whether the client has disconnected.
+        check_allowed: raises an error if the caller may no longer publish.
+        check_producer: raises an error if a producer id belongs to another principal.
         allowance: the caller's quota; None if it is not metered.
 
     Raises:
@@ -115,18 +116,18 @@ class PutSession:
         self._checker = BatchChecker(broker.config.limits, config.subject)
         self._router = Router(config)
         self._is_replaced = False
-        """Whether the stream was deleted and recreated under its name: the put ends."""
+        """Whether the stream was deleted and recreated under its name, which ends the put."""
         self._acks: queue.SimpleQueue[PutAck | None] = queue.SimpleQueue()
         self._finished_something = threading.Event()
         self._batches_in = self._bytes_in = 0
         self._batches_out = self._bytes_out = 0
         self._refused: OrderedDict[int, StrandlineError] = OrderedDict()
-        """Batches that were rejected and may be sent again, by sequence; on the loop."""
+        """Rejected batches that may be sent again, by sequence; used on the loop only."""
 
-    # The call's thread
+    # Methods for the call's thread
 
     def run(self, read: Callable[[], fl.FlightStreamChunk]) -> None:
-        """Read batches until the client is done, then wait until all are answered.
+        """Read batches until the client is done, then wait for all outcomes.
 
         Args:
             read: returns the next chunk; raises StopIteration at the end.
@@ -168,7 +169,7 @@ class PutSession:
                 return
 
     def _take(self, place: int, chunk: fl.FlightStreamChunk) -> None:
-        """Check one batch and pass it to the loop; reject an invalid one at once."""
+        """Check one batch and pass it to the loop; answer an invalid one at once."""
         tag = BatchTag(sequence=place)
         try:
             self._check_allowed()
@@ -197,18 +198,18 @@ class PutSession:
             self._hold(self._allowance, size)
 
     def _hold(self, allowance: Allowance, size: int) -> None:
-        """Wait until published bytes are within the quota before reading more."""
+        """Wait until the published bytes are within the quota."""
         self._lifecycle.hold(
             allowance.publish(size), lambda: allowance.publish(0), self._is_cancelled
         )
 
     def _update_stream(self) -> None:
-        """Use the current partitions: a move replaces a partition object, and more may be added."""
+        """Take over the stream's current partitions, which moves replace and orders may add."""
         try:
             found, known = self._broker.stream(self._request.stream), self._stream
         except (UnknownStreamError, UnavailableError):
-            return  # the old partitions reject the records with the reason
-        # A stream recreated under the name needs another put: its acks and partitions may differ.
+            return  # the old partitions reject the records and report why
+        # A recreated stream needs a new put, because its acks and partitions may differ.
         self._is_replaced = found.created_ns != known.created_ns
         if found is not known and not self._is_replaced:
             self._stream, self._router = found, Router(found.config)
@@ -217,9 +218,9 @@ class PutSession:
         """Split a checked batch by partition.
 
         Raises:
-            InvalidRequestError: rows with a producer's numbers go to several partitions, or have
-                message ids; a transaction without such numbers; an expected offset for more than
-                one row.
+            InvalidRequestError: rows with a producer's numbers name no partition, or have message
+                ids; a transaction's rows lack such numbers; an expected offset is given for several
+                rows, or without a partition.
         """
         number = self._request.partition if tag.partition is None else tag.partition
         if number is not None:
@@ -261,7 +262,7 @@ class PutSession:
         ]
 
     def _submit(self, waiting: BatchInFlight, number: int, piece: UploadedPiece) -> None:
-        """Pass one piece to the loop."""
+        """Pass one piece to the loop; in parts if its rows are appended one by one."""
         if piece.rows is None:
             check = piece.partition.schema_check
             verdict = None if check is None else check.batch(piece.batch)
@@ -281,7 +282,7 @@ class PutSession:
         )
 
     def _wait_until(self, is_so: Callable[[], bool]) -> None:
-        """Wait for the loop, unless the client disconnects or the broker gives up."""
+        """Wait until a condition holds, the client disconnects, or the broker stops waiting."""
         while not is_so() and not self._is_cancelled():
             self._finished_something.clear()
             if is_so():
@@ -291,10 +292,10 @@ class PutSession:
             if self._lifecycle.gave_up.is_set():
                 return
 
-    # The loop's thread
+    # Methods for the loop's thread
 
     def _check_before(self, waiting: BatchInFlight, after: int | None) -> None:
-        """Reject a new batch if the one before it was rejected and not sent again."""
+        """Reject a batch if the batch that it follows was rejected and not sent again."""
         self._refused.pop(waiting.sequence, None)
         if after is not None:
             waiting.rejection = self._refused.get(after)
@@ -338,7 +339,7 @@ class PutSession:
             self._answered(append, token)
 
     def _answered(self, append: Callable[[], None], token: tuple[BatchInFlight, int]) -> None:
-        """Append; report any failure to the client, so that the loop continues."""
+        """Append rows; report any failure to the client, so that the loop continues."""
         if (rejection := token[0].rejection) is not None:
             self.rejected(token, rejection)
             return
@@ -358,7 +359,7 @@ class PutSession:
         *,
         duplicate: bool,
     ) -> None:
-        """Record that rows are durable."""
+        """Record that rows were stored with the requested safety."""
         waiting, number = _known(token)
         waiting.acked(number, offset, duplicate=duplicate)
         self._finish(waiting)
@@ -382,10 +383,10 @@ class PutSession:
         self._acks.put(waiting.ack())
         self._finished_something.set()
 
-    # The ack thread
+    # Methods for the thread that writes acks
 
     def _write_acks(self) -> None:
-        """Send acks until the end is signalled; drop them once the client has disconnected."""
+        """Send acks until None is queued, or the client has disconnected."""
         while (ack := self._acks.get()) is not None:
             try:
                 self._send_ack(encode(ack))

@@ -1,10 +1,10 @@
-"""A gRPC call (messages in, messages out, a status at the end), and the calls of a connection.
+"""gRPC calls (messages in, messages out, a status at the end), and all calls of a connection.
 
-A handler receives and sends messages. For speed it may instead be called for each message as it
-arrives (``MessageSink``).
+A handler is a coroutine that receives and sends messages. Where speed matters it is instead an
+object that is called for each message as it arrives (``MessageSink``).
 
 Rules: loop thread only. Output is queued and leaves with the connection's next flush, many messages
-in one HTTP/2 frame. A handler that sends much awaits ``drain``; a slow client gets no more than the
+in one HTTP/2 frame. A handler that sends much awaits ``drain``. A slow client gets no more than the
 stream's window.
 """
 
@@ -38,54 +38,53 @@ logger = logging.getLogger(__name__)
 
 OUTPUT_BYTES_HIGH = 512 << 10
 OUTPUT_BYTES_ALL = 32 << 20
-"""The approximate limit of output that all calls of one connection queue: a client that reads
+"""The approximate limit of queued output of all calls of one connection: a client that reads
 nothing may have many calls."""
 INPUT_BYTES_HIGH = 1 << 20
 STREAM_WINDOW_BYTES = 1 << 20
 ONE_MESSAGE: Final = "this call takes one message"
 A_BUG: Final = "internal error; see the broker's log"
 FLUSH_BYTES_MAX: Final = 256 << 10
-"""The limit of one call in one flush, so that a fast call does not starve the others."""
+"""How much one call sends in one flush at most, so that a fast call does not starve the others."""
 CONTROL_FRAMES_PER_FLUSH: Final = 16
 CONTROL_OUTPUT_BYTES: Final = 64
-"""Clients answer our output with window updates, at worst one for each message, and with PINGs that
+"""Clients answer output with window updates, at worst one for each message, and with PINGs that
 measure the connection. Each flush allows ``CONTROL_FRAMES_PER_FLUSH`` such frames, and one more for
 every ``CONTROL_OUTPUT_BYTES``."""
 CONTROL_CREDIT_MAX: Final = 100_000
-"""The limit of allowed frames that add up: a client that reads late answers much output at once."""
+"""How many allowed frames may add up: a client that reads late answers much output at once."""
 _BEGIN = [(b":status", b"200"), (b"content-type", b"application/grpc")]
 
 
 class MessageSink(Protocol):
-    """A handler that is called for each message of a call, and ends it by ``Call.finish``."""
+    """A handler that is called for the messages of a call, and ends it with ``Call.finish``."""
 
     @property
     def is_full(self) -> bool:
-        """Whether the sender must wait; call ``Call.let_go`` when there is room again."""
+        """Whether the sender must wait; call ``Call.let_go`` once there is room again."""
         ...
 
     def take(self, messages: list[bytes]) -> None:
         """Handle messages.
 
         Raises:
-            RpcError: the call ends.
+            RpcError: the call ends with this error.
         """
         ...
 
     def take_whole(self, buffer: bytes, start: int, end: int) -> bool:
-        """Handle bytes that arrived after the last message, if they are exactly one message.
+        """Handle the bytes after the last message, if they are exactly one message.
 
         Args:
-            buffer: holds them.
-            start: the index of the first byte (of a message's prefix).
-            end: the index after the last byte.
+            buffer: the received bytes.
+            start: the index of the message's first byte, that of its prefix.
+            end: the index after the message's last byte.
 
         Returns:
-            False if nothing was done; ``take`` gets the bytes again, with the rest of their
-                message.
+            False if nothing was done: then ``take`` gets the message once it is complete.
 
         Raises:
-            RpcError: the call ends.
+            RpcError: the call ends with this error.
         """
         ...
 
@@ -101,7 +100,7 @@ class Call:
         multiplexer: the calls of the connection.
         stream_id: the HTTP/2 stream id.
         message_bytes_max: the limit of one received message.
-        timeout_s: the call's deadline in seconds; None: no deadline.
+        timeout_s: the time after which the call is ended, in seconds; None: no limit.
     """
 
     __slots__ = (
@@ -144,23 +143,23 @@ class Call:
         timeout_s: float | None,
     ) -> None:
         self.caller: Caller
-        """The caller; set before the handler starts, so that no handler runs without it."""
+        """The caller; set before the handler starts."""
         self.publishes: Allowance | None = None
-        """The caller's publish quota, which delays the sender; None: not metered."""
+        """The caller's publish quota, which slows the sender down; None if it is not metered."""
         self.reads: Allowance | None = None
-        """The caller's read quota; None: not metered."""
+        """The caller's read quota; None if it is not metered."""
         self._quota_timer: asyncio.TimerHandle | None = None
         self._unmetered_bytes = 0
-        """Output queued since the last ``drain``."""
+        """The bytes of output queued since the last ``drain``."""
         self.stream_id = stream_id
         self.timeout_s = timeout_s
         self.task: asyncio.Task[None] | None = None
         self.sink: MessageSink | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.has_begun = False
-        """Whether the response's headers were sent."""
+        """Whether the response's headers have been sent."""
         self.stream: H2Stream | None = None
-        """h2's state of the stream from then on until the call ends, for ``answer``."""
+        """h2's state of the stream, used by ``answer`` once the response's headers are sent."""
         self.input_ended = False
         self.status: GrpcStatus | None = None
         """The status of an ended call; None while it is in progress."""
@@ -172,26 +171,26 @@ class Call:
         self._queue: deque[bytes] = deque()
         self._queued_bytes = 0
         self._counted_bytes = 0
-        """The part of ``FlushQueue.buffered_bytes`` that is this call's."""
+        """The part of ``FlushQueue.buffered_bytes`` that this call has added."""
         self._is_served = False
-        """Whether the only message of a unary call was received, so that another is an error."""
+        """Whether a unary call has received its only message; another one is an error."""
         self.receive_window = ReceiveWindow(STREAM_WINDOW_BYTES)
         self.held_bytes = 0
-        """Received bytes whose window is not returned to the sender yet."""
+        """Received bytes that have not been returned to the sender's window."""
         self.is_measured = False
-        """Whether its data pass through h2, which compares them with ``content-length``."""
+        """Whether the data pass through h2, which compares their length with ``content-length``."""
         self._arrived: asyncio.Future[None] | None = None
         self._drained: asyncio.Future[None] | None = None
 
     # Input
 
     def feed(self, data: bytes, flow_bytes: int) -> bool:
-        """Handle data of the stream; return whether the sender may send as much again at once.
+        """Handle data of the stream; return whether the sender may at once send as much again.
 
         Raises:
-            RpcError: the message is invalid or one too many, or too much input is waiting.
+            RpcError: a message is invalid or surplus, or too much input is waiting.
         """
-        if self._is_served and data:  # some clients end with an empty frame
+        if self._is_served and data:  # an empty frame at the end is allowed
             raise RpcError(GrpcStatus.INVALID_ARGUMENT, ONE_MESSAGE)
         messages = self._deframer.feed(data)
         sink = self.sink
@@ -214,7 +213,7 @@ class Call:
         return not is_full
 
     def _count(self) -> None:
-        """Update the sum of waiting input on all connections, which is limited.
+        """Update the total of waiting input on all connections, which is limited.
 
         Raises:
             RpcError: the limit is exceeded.
@@ -226,7 +225,7 @@ class Call:
 
     @property
     def is_between(self) -> bool:
-        """Return whether the sink waits for its next message, which nothing else must see."""
+        """Whether the next bytes begin a message that may go to the sink by the fast path."""
         return (
             self.sink is not None
             and self._deframer.is_between
@@ -236,20 +235,20 @@ class Call:
         )
 
     def end_input(self) -> None:
-        """Record that the caller has sent everything."""
+        """Record that the caller will send nothing more."""
         self.input_ended = True
         if self.sink is not None and self.status is None:
             self.sink.end_input()
         self._wake()
 
     def let_go(self) -> None:
-        """Let the sender continue, unless a quota still holds it."""
+        """Let the sender continue, unless a quota still delays it."""
         if self.held_bytes and self._quota_timer is None:
             held, self.held_bytes = self.held_bytes, 0
             self._multiplexer.release(self, held)
 
     def _hold(self, wait_s: float) -> None:
-        """Pause the sender for a while, except for what it may already send."""
+        """Delay the sender for a while; it may still send what its window allows."""
         if not wait_s:
             return
         if self._quota_timer is not None:
@@ -271,7 +270,7 @@ class Call:
             self._arrived.set_result(None)
 
     async def receive(self) -> list[bytes]:
-        """Return the messages received since, at least one; none at the end of the input."""
+        """Return the messages received meanwhile, at least one; none at the end of the input."""
         while not self._queue and not self.input_ended:
             self._arrived = asyncio.get_running_loop().create_future()
             await self._arrived
@@ -286,7 +285,7 @@ class Call:
         """Return the only message of a unary call.
 
         Raises:
-            RpcError: there was no message.
+            RpcError: there was no message, or more than one.
         """
         messages = await self.receive()
         if len(messages) != 1:
@@ -297,7 +296,7 @@ class Call:
     # Output
 
     def begun(self, stream: "H2Stream") -> None:
-        """Record that the response's headers were sent."""
+        """Record that the response's headers have been sent."""
         self.has_begun = True
         if self.status is None and self.reads is None:
             self.stream = stream
@@ -307,7 +306,7 @@ class Call:
         self.send_framed(framed(message.SerializeToString()))
 
     def send_framed(self, data: bytes | bytearray) -> None:
-        """Queue messages that have their framing already."""
+        """Queue messages that have gRPC's prefixes already."""
         if self.status is None:
             if self.reads is not None:
                 self._unmetered_bytes += len(data)
@@ -326,22 +325,22 @@ class Call:
         ):
             self.send_framed(data)
             return
-        # As h2's send_data does; the stream's state does not change.
+        # As in h2's send_data; the stream's state does not change.
         h2.outbound_flow_control_window -= count
         stream.outbound_flow_control_window -= count
         output = multiplexer.output
         output.append(data_header(self.stream_id, count))
         output.append(data)
-        if len(output) == 2:  # else a flush is scheduled already
+        if len(output) == 2:  # otherwise a flush is scheduled already
             multiplexer.flush_soon()
 
     @property
     def share_bytes(self) -> int:
-        """Return about how many bytes of this call may be queued or sent at once."""
+        """About how many bytes of this call may be queued or sent at once."""
         return min(OUTPUT_BYTES_HIGH, OUTPUT_BYTES_ALL // max(1, self._multiplexer.busy))
 
     async def drain(self) -> None:
-        """Wait while more is queued than allowed, or while a quota requires it."""
+        """Wait while too much output is queued, and as long as a quota requires."""
         if self.reads is not None and self._unmetered_bytes:
             size, self._unmetered_bytes = self._unmetered_bytes, 0
             wait_s = self.reads.read(size)
@@ -354,11 +353,11 @@ class Call:
 
     @property
     def pending_bytes(self) -> int:
-        """The bytes that are queued and not sent."""
+        """The number of bytes that are queued and not sent."""
         return len(self.output) - self.output_at
 
     def taken(self, count: int) -> bytes | bytearray:
-        """Return the next bytes to send."""
+        """Remove and return the next bytes to send."""
         data: bytes | bytearray
         if count == len(self.output):
             data, self.output = self.output, bytearray()
@@ -382,7 +381,7 @@ class Call:
             self.let_go()
 
     def finish(self, status: GrpcStatus, text: str = "") -> None:
-        """End the call after the queued output."""
+        """End the call with a status once the queued output is sent."""
         if self.status is None:
             self.status, self.text, self.stream = status, text, None
             if self.timer is not None:
@@ -391,56 +390,56 @@ class Call:
             self._multiplexer.mark(self)
 
     def _drop_input(self) -> None:
-        """Drop input that was not handled."""
+        """Drop input that has not been handled."""
         self._queue.clear()
         self._queued_bytes = 0
         self._deframer.clear()
         self._count()
 
     def fail(self) -> None:
-        """End the call because of a bug."""
+        """End the call because of an internal error."""
         self.finish(GrpcStatus.INTERNAL, A_BUG)
 
     def give_up(self, text: str) -> None:
-        """Stop the call and drop its output, which can no longer be sent."""
+        """End the call and drop its output, which can no longer be sent."""
         self.abort(RpcError(GrpcStatus.CANCELLED, text))
         self.output, self.output_at = bytearray(), 0
 
     def abort(self, error: RpcError) -> None:
-        """End the call from outside; its handler is cancelled if it has started."""
+        """End the call with an error; its handler is cancelled if it is running."""
         self.finish(error.status, error.text)
         if self.task is not None:
             self.task.cancel()
 
 
 class FlushQueue:
-    """The connections of a listener that have output, which leaves once per round of the loop."""
+    """The connections of a listener with output, which is sent once per round of the loop."""
 
     def __init__(self) -> None:
         self.buffered_bytes = 0
-        """The bytes of incomplete and unhandled messages on all connections."""
+        """The bytes of incomplete or unhandled messages on all connections."""
         self.buffered_bytes_max = LimitsConfig().pending_bytes
         self._unflushed: list[CallMultiplexer] = []
 
     def add(self, multiplexer: "CallMultiplexer") -> None:
-        """Flush a connection after the group commit or in the next round."""
+        """Add a connection to flush after the group commit or in the next round."""
         if not self._unflushed:
             asyncio.get_running_loop().call_soon(self.flush)
         self._unflushed.append(multiplexer)
 
     def flush(self) -> None:
-        """Flush all that were added."""
+        """Flush all connections that were added."""
         unflushed, self._unflushed = self._unflushed, []
         for multiplexer in unflushed:
             multiplexer.flush()
 
 
 class CallMultiplexer:
-    """The calls of one connection, whose output shares it within HTTP/2's windows.
+    """The calls of one connection, which share its output within HTTP/2's windows.
 
     Args:
-        frames: counts frames without content, which output earns.
-        flushes: flushes the connections of the listener.
+        frames: counts frames without content; output allows the client some.
+        flushes: flushes the listener's connections.
         window_bytes: the receive window of the connection.
     """
 
@@ -454,22 +453,22 @@ class CallMultiplexer:
         )
         self.receive_window = ReceiveWindow(window_bytes)
         self.output: list[bytes | bytearray] = []
-        """For the transport; never replaced."""
+        """Bytes for the transport; the list object is never replaced."""
         self.calls: dict[int, Call] = {}
         self.fast: dict[int, Call] = {}
         """Calls that use the fast path (``fast_path``)."""
         self.marked: dict[int, Call] = {}
-        """Calls with output."""
+        """Calls with output to send."""
         self.resets = 0
-        """The calls that the client reset unanswered, minus those that it let finish."""
+        """Calls that the client reset before their answer, minus calls that it let finish."""
         self.is_paused = self._is_flush_due = False
         self.transport: asyncio.Transport | None = None
 
     def count_buffered(self, more: int) -> None:
-        """Add to the bytes of incomplete or unhandled messages.
+        """Add to the total of bytes of incomplete or unhandled messages.
 
         Raises:
-            RpcError: the limit over all connections is exceeded.
+            RpcError: the limit for all connections is exceeded.
         """
         flushes = self._flushes
         flushes.buffered_bytes += more
@@ -478,20 +477,20 @@ class CallMultiplexer:
             raise RpcError(GrpcStatus.RESOURCE_EXHAUSTED, text)
 
     def mark(self, call: Call) -> None:
-        """Record that a call has output."""
+        """Note that a call has output."""
         stream_id = call.stream_id
         if stream_id not in self.marked and stream_id in self.calls:
             self.marked[stream_id] = call
             self.flush_soon()
 
     def flush_soon(self) -> None:
-        """Send waiting output with that of other connections, as soon as the client accepts it."""
+        """Send waiting output with the listener's next flush, unless the client does not read."""
         if not self._is_flush_due and not self.is_paused and (self.marked or self.output):
             self._is_flush_due = True
             self._flushes.add(self)
 
     def flush(self) -> None:
-        """Send output of each call as the windows allow."""
+        """Send each call's output as far as the windows allow."""
         self._is_flush_due = False
         if self.transport is None or self.is_paused:
             return
@@ -499,7 +498,7 @@ class CallMultiplexer:
         for call in list(self.marked.values()):
             try:
                 is_cut |= self._flush_call(call)
-            except ProtocolError as error:  # the client has just ended it
+            except ProtocolError as error:  # the client has just ended the call
                 logger.debug("a gRPC call ended early: %s", error)
                 self.give_up(call)
         self._credit_control()
@@ -508,14 +507,14 @@ class CallMultiplexer:
             self.flush_soon()
 
     def _credit_control(self) -> None:
-        """Allow the client frames without content in answer to our output."""
+        """Allow the client to answer this output with frames without content."""
         if self.output:
             size = sum(map(len, self.output))
             credit = CONTROL_FRAMES_PER_FLUSH + size // CONTROL_OUTPUT_BYTES
             self._frames.control = max(-CONTROL_CREDIT_MAX, self._frames.control - credit)
 
     def _flush_call(self, call: Call) -> bool:
-        """Send output of one call; return whether more could be sent at once."""
+        """Send output of one call; return whether it reached the limit of a flush."""
         stream_id, conn = call.stream_id, self.h2
         if call.pending_bytes and not call.has_begun:
             conn.send_headers(stream_id, _BEGIN)
@@ -524,7 +523,7 @@ class CallMultiplexer:
         room = FLUSH_BYTES_MAX
         while pending := call.pending_bytes:
             stream = conn.streams.get(stream_id)
-            if stream is None:  # the client has just ended it
+            if stream is None:  # the client has just ended the call
                 self.give_up(call)
                 return False
             count = min(
@@ -536,7 +535,7 @@ class CallMultiplexer:
             )
             if count <= 0:
                 return room <= 0
-            # As h2's send_data does; the stream's state does not change.
+            # As in h2's send_data; the stream's state does not change.
             conn.outbound_flow_control_window -= count
             stream.outbound_flow_control_window -= count
             self.output.append(data_header(stream_id, count))
@@ -562,12 +561,12 @@ class CallMultiplexer:
         self._forget(call.stream_id)
 
     def give_up(self, call: Call) -> None:
-        """Stop a call whose output can no longer be sent."""
+        """End a call whose output can no longer be sent."""
         self._forget(call.stream_id)
         call.give_up("the client cancelled")
 
     def _forget(self, stream_id: int) -> None:
-        """Forget an ended call, and return its part of the connection's window."""
+        """Remove an ended call, and return its part of the connection's window."""
         self.marked.pop(stream_id, None)
         self.fast.pop(stream_id, None)
         call = self.calls.pop(stream_id, None)
@@ -576,20 +575,20 @@ class CallMultiplexer:
             call.held_bytes = 0
 
     def pull(self) -> None:
-        """Append h2's output to ours."""
+        """Append h2's output to this connection's output."""
         data = self.h2.data_to_send()
         if data:
             self.output.append(data)
 
     def write(self) -> None:
-        """Write the output."""
+        """Write the output to the transport."""
         data = b"".join(self.output)
         self.output.clear()
         if data and self.transport is not None:
             self.transport.write(data)
 
     def free(self, call: Call | None, count: int) -> None:
-        """Let the client send as much again."""
+        """Return ``count`` bytes to the windows, so that the client may send as many again."""
         freed = self.receive_window.free(count)
         if freed:
             self.output.append(window_update(0, freed))
@@ -599,7 +598,7 @@ class CallMultiplexer:
                 self.output.append(window_update(call.stream_id, freed))
 
     def release(self, call: Call, count: int) -> None:
-        """Return window for input that a call has handled."""
+        """Return window for input that a call has handled, and send the update."""
         self.free(call if call.stream_id in self.calls else None, count)
         self.write()
 
@@ -609,14 +608,14 @@ class CallMultiplexer:
         return len(self.calls)
 
     def end_calls(self, error: RpcError) -> None:
-        """Stop every call with this error."""
+        """End all calls with an error."""
         for call in list(self.calls.values()):
             call.abort(error)
 
     def lose(self) -> None:
-        """Stop every call, because the connection was lost."""
+        """End all calls, because the connection was lost."""
         self.transport = None
         calls, self.calls = list(self.calls.values()), {}
         for call in calls:
             call.give_up("the connection was lost")
-        self.marked.clear()  # calls may still be referenced, and with them the connection
+        self.marked.clear()  # a call that is still referenced must not keep the others alive

@@ -1,17 +1,17 @@
 """An HTTP/2 connection of a gRPC client, on the library h2.
 
 Rules: invalid input costs its sender a call or, at worst, the connection. Output of all calls is
-written once per round of the loop, in frames as large as the client accepts: a frame per small
-message is what makes gRPC slow (docs/adr/0019). While the client does not read its output, nothing
-more is read from it, which bounds memory. DATA frames bypass h2 (``http2_frames``) both ways:
-this module keeps the receive windows, and h2 the send windows, because it sees the client's
-updates. Output of h2 is fetched at once, so that frames leave in the order of their creation. The
-simplest frames use the fast path (``fast_path``), all others this module.
+written once per round of the loop, in frames as large as the client accepts: what makes gRPC slow
+is a frame for each small message (docs/adr/0019). While the client does not read its output,
+nothing more is read from it, which bounds memory. DATA frames bypass h2 (``http2_frames``) both
+ways: this module keeps the receive windows, and h2 the send windows, because it sees the client's
+window updates. Output of h2 is fetched at once, so that frames leave in the order of their
+creation. The simplest frames use the fast path (``fast_path``), all others this module.
 
-Input gets a share of each round of the loop (``round_budget``); the rest waits, and nothing more is
-read meanwhile. Too many frames without content (PING, PRIORITY, WINDOW_UPDATE, empty DATA),
-compared with our output, end the connection, and so does a client that does not identify itself
-within ``IDENTIFY_S``.
+Each connection handles input for a share of each round of the loop (``round_budget``); the rest
+waits, and nothing more is read meanwhile. The connection ends if it receives too many frames
+without content (PING, PRIORITY, WINDOW_UPDATE, empty DATA) compared with its output, or if the
+client does not identify itself within ``IDENTIFY_S``.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ logger = logging.getLogger(__name__)
 LISTENER: Final = "grpc"
 STREAMS_MAX: Final = 4096
 CONNECTION_WINDOW_BYTES: Final = 8 << 20
-"""Added to the initial window of 65,535 bytes."""
+"""Added to HTTP/2's initial window of 65,535 bytes."""
 FIRST_WINDOW_BYTES: Final = 65_535
 HEADERS_BYTES_MAX: Final = 64 << 10
 SETTINGS: Final[dict[SettingCodes, int]] = {
@@ -71,9 +71,9 @@ SETTINGS: Final[dict[SettingCodes, int]] = {
 }
 WRITE_BYTES_HIGH: Final = 1 << 20
 RESETS_MAX: Final = 1000
-"""Unanswered calls that a client may reset beyond those it lets finish (CVE-2023-44487)."""
+"""Unanswered calls that a client may reset beyond those that it lets finish (CVE-2023-44487)."""
 CONTROL_S: Final = 1.0
-"""The time after which frames without content no longer count against their limit."""
+"""After this time a small number of frames without content is forgotten."""
 IDENTIFY_S: Final = 5.0
 
 
@@ -82,7 +82,7 @@ class GrpcState:
 
     Args:
         server: serves calls.
-        telemetry: counters.
+        telemetry: counts connections and messages.
         limit: limits the number of connections.
     """
 
@@ -94,7 +94,7 @@ class GrpcState:
         self.budget = RoundBudget()
         self.flushes = FlushQueue()
         self.messages = 0
-        """DATA frames since the last report to telemetry."""
+        """DATA frames received since the last report to telemetry."""
         self.connections: set[GrpcConnection] = set()
         self.all_gone = asyncio.Event()
         """Set while there is no connection."""
@@ -105,8 +105,8 @@ class GrpcState:
     def send_answers(self) -> None:
         """Send queued answers, and report the number of messages to telemetry.
 
-        At once, not in the next round of the loop: the sync of the next group commit may come
-        first, and all clients would wait for it.
+        The answers leave at once, not in the next round of the loop: the sync of the next group
+        commit could come first, and all clients would wait for it.
         """
         self.flushes.flush()
         if self.messages:
@@ -156,13 +156,13 @@ class GrpcConnection(asyncio.Protocol):
         self._is_identified = False
         """Whether a call has identified the client."""
         self._unread: Iterator[Data | bytes] | None = None
-        """Input beyond this round's share."""
+        """Input that waits for a later round."""
         self._identify_timer: asyncio.TimerHandle | None = None
         self._presence = Presence()
         self._calls = 0
 
     def client_info(self) -> ConnectionInfo:
-        """Describe the client, with every principal that has called on it; any thread."""
+        """Return the client's address and all principals that have called on it; any thread."""
         return ConnectionInfo(
             listener="grpc",
             address=address_text(self.multiplexer.transport),
@@ -170,14 +170,14 @@ class GrpcConnection(asyncio.Protocol):
             messages=self._calls,
         )
 
-    # asyncio
+    # Methods of asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send SETTINGS, or close a connection above the limit."""
         self.multiplexer.transport = cast("asyncio.Transport", transport)
         self.multiplexer.transport.set_write_buffer_limits(high=WRITE_BYTES_HIGH)
-        # Sent in the first SETTINGS and enforced from the first frame: an update would be enforced
-        # only after the client acknowledged it, and would fail clients that open many calls first.
+        # The settings are enforced from the first frame. An update would be enforced only after
+        # the client acknowledged it, and would break clients that open many calls before that.
         self._h2.local_settings = Settings(client=False, initial_values=dict(SETTINGS))
         self._h2.initiate_connection()
         self._h2.increment_flow_control_window(CONNECTION_WINDOW_BYTES)
@@ -188,7 +188,7 @@ class GrpcConnection(asyncio.Protocol):
         self._identify_timer = self._loop.call_later(IDENTIFY_S, self._check_identified)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  asyncio's signature
-        """Stop its calls."""
+        """Stop the connection's calls."""
         self.multiplexer.transport = self._unread = None
         if self._identify_timer is not None:
             self._identify_timer.cancel()
@@ -220,7 +220,7 @@ class GrpcConnection(asyncio.Protocol):
             self._take_pieces(pieces)
 
     def _take_unread(self) -> None:
-        """Continue with the input left over when the last round's share was used up."""
+        """Continue with input that was left over from an earlier round."""
         unread, transport = self._unread, self.multiplexer.transport
         if unread is None or transport is None or self.multiplexer.is_paused:
             return
@@ -232,7 +232,7 @@ class GrpcConnection(asyncio.Protocol):
             transport.resume_reading()
 
     def _take_pieces(self, pieces: Iterator[Data | bytes]) -> None:
-        """Handle input until this round's share is used up; the rest waits."""
+        """Handle input until this round's share is used up; keep the rest."""
         if self._frames.control > 0 or self._frames.settings:
             self._forget_control()
         end_s = self._shared.budget.slice_end()
@@ -251,10 +251,10 @@ class GrpcConnection(asyncio.Protocol):
                     break
             self._shared.messages += self.fast_path.count()
         except Http2FrameError as error:
-            logger.debug("a gRPC client broke the protocol: %s", error)
+            logger.debug("a gRPC client violated the protocol: %s", error)
             self.go_away(error.code)
         except ProtocolError as error:
-            logger.debug("a gRPC client broke the protocol: %s", error)
+            logger.debug("a gRPC client violated the protocol: %s", error)
             self._close()
         else:
             if self._output:
@@ -273,7 +273,7 @@ class GrpcConnection(asyncio.Protocol):
         """Close the connection of a client that has not identified itself in time.
 
         Without access control clients have no identity, and valid HTTP/2 is enough. A health probe
-        has no credentials and may stay while it watches.
+        has no credentials and may stay while it watches the health.
         """
         is_identified = self._is_identified or self._shared.server.is_known(
             self.multiplexer.transport
@@ -285,7 +285,7 @@ class GrpcConnection(asyncio.Protocol):
             self._identify_timer = self._loop.call_later(IDENTIFY_S, self._check_identified)
 
     def _forget_control(self) -> None:
-        """Reset the count of frames without content, if the client has sent few of them."""
+        """Reset the counts of control frames and SETTINGS once ``CONTROL_S`` has passed."""
         now_s = self._loop.time()
         if now_s - self._control_since_s >= CONTROL_S:
             self._control_since_s = now_s
@@ -314,11 +314,11 @@ class GrpcConnection(asyncio.Protocol):
                 self._reset(stream_id)
             case WindowUpdated() | RemoteSettingsChanged():
                 self.multiplexer.flush_soon()
-            case DataReceived(stream_id=stream_id, data=data):  # of a metered call
+            case DataReceived(stream_id=stream_id, data=data):  # for a call with a content-length
                 size = event.flow_controlled_length or 0
                 if measured := self.multiplexer.calls.get(stream_id):
                     self._feed(measured, data or b"", 0)
-                with contextlib.suppress(ProtocolError):  # the call has ended meanwhile
+                with contextlib.suppress(ProtocolError):  # the call may have ended
                     self._h2.acknowledge_received_data(size, stream_id)
 
     def _take_data(self, frame: Data) -> None:
@@ -391,12 +391,12 @@ class GrpcConnection(asyncio.Protocol):
                 self._shared.limit.note_identified(self)
 
     def _reset(self, stream_id: int) -> None:
-        """Cancel a call that the client reset."""
+        """Cancel a call, because the client reset it."""
         call = self.multiplexer.calls.get(stream_id)
         if call is not None:
-            self._frames.control -= 1  # it was a real call
+            self._frames.control -= 1  # resetting a call in progress does not count
             self.multiplexer.give_up(call)
-            # Clients that wait for an answer first, as subscribers do, are not flooding us.
+            # A client that resets after an answer has begun, as subscribers do, is no flood.
             self.multiplexer.resets += not call.has_begun
             if self.multiplexer.resets > RESETS_MAX:
                 self.go_away(ErrorCodes.ENHANCE_YOUR_CALM)

@@ -1,13 +1,14 @@
-"""The fast path of a connection: a request in one DATA frame. ``Call.answer`` is the reverse path.
+"""The fast path of a connection: a request that is one DATA frame. ``Call.answer`` sends replies.
 
-Publishers that wait for each ack use only such frames. The general path handles frames with parts
-of messages or many messages, and gathers output, which costs as much again as storing the record
-(docs/adr/0019).
+Publishers that wait for each ack send only such frames. The general path handles frames with parts
+of messages or with many messages, and gathers output, which costs as much again as storing the
+record (docs/adr/0019).
 
-Rules: a call uses it only while nothing of the call is on the general path: no partial message, no
-output that waits for a window, no held input and no quota. The general path adds and removes calls.
-A frame that does not qualify is left unchanged to the general path, and both give the same answers
-(``tests/property/test_grpc_append.py``).
+Rules: a call uses the fast path only while nothing of it is on the general path: no partial
+    message,
+no output that waits for a window, no delayed input and no quota. The general path adds and removes
+calls. A frame that does not qualify is left unchanged to the general path, and both paths give the
+same answers (``tests/property/test_grpc_append.py``).
 """
 
 import logging
@@ -31,7 +32,7 @@ class FastPath:
         self._output = multiplexer.output
         self._calls = multiplexer.fast
         self._frames = self._bytes = 0
-        """Handled since the last ``count``."""
+        """DATA frames handled since the last ``count``, and their bytes."""
 
     def put_on(self, call: Call) -> None:
         """Let a call use the fast path, if nothing of it is on the general path."""
@@ -67,7 +68,7 @@ class FastPath:
         return True
 
     def count(self) -> int:
-        """Return how many frames were handled since; charge their bytes to the window.
+        """Return the number of frames handled since the last call, and charge their bytes.
 
         Raises:
             Http2FrameError: the client exceeded its window.

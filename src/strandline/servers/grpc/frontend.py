@@ -1,6 +1,6 @@
 """The gRPC listeners of a broker: Liftbridge's API and Beam's log.
 
-Each has a port of its own and is off unless asked for.
+Each listener has a port of its own and is off by default.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +14,7 @@ from strandline.servers.grpc.reading import THREADS
 from strandline.servers.metering import Metering
 
 if TYPE_CHECKING:
-    # Loads the client, which a broker alone does not need.
+    # The forwarder imports the client, which a broker alone does not need.
     from strandline.servers.forward import Forwarder
 
 
@@ -22,10 +22,10 @@ class GrpcFrontEnd:
     """The gRPC listeners of one broker; loop thread.
 
     Args:
-        broker: a started broker, stopped after this.
+        broker: a started broker; it must be stopped after this front end.
         config: the broker's settings.
         metering: the meters of principals.
-        forwarder: forwards to other leaders; only in a cluster.
+        forwarder: forwards publishes to other leaders; None for a broker alone.
     """
 
     def __init__(
@@ -45,29 +45,29 @@ class GrpcFrontEnd:
 
     @property
     def port(self) -> int | None:
-        """The port of the Liftbridge API; None when off."""
+        """The port of the Liftbridge API; None if it is off."""
         return self._liftbridge.port if self._liftbridge is not None else None
 
     @property
     def address(self) -> str:
-        """The address at which Liftbridge clients connect to this broker; empty when off."""
+        """The address at which Liftbridge clients connect to this broker; empty if it is off."""
         return self._liftbridge.address if self._liftbridge is not None else ""
 
     @property
     def beam_address(self) -> str:
-        """The address to redirect Beam clients to when this broker leads; empty when off."""
+        """The address to which Beam clients are redirected if this broker leads; empty if off."""
         return self._beam.address if self._beam is not None else ""
 
     @property
     def beam_port(self) -> int | None:
-        """The port of Beam's log; None when off."""
+        """The port of Beam's log; None if it is off."""
         return self._beam.port if self._beam is not None else None
 
     async def start(self) -> None:
         """Start listening.
 
         Raises:
-            StrandlineError: a port or a stream is not available; nothing is left running.
+            StrandlineError: a port or a stream is not available; no listener is left running.
         """
         try:
             for service in (self._liftbridge, self._beam):
@@ -78,7 +78,7 @@ class GrpcFrontEnd:
             raise
 
     async def stop(self) -> None:
-        """End every call and close."""
+        """End all calls and close the listeners."""
         for service in (self._beam, self._liftbridge):
             if service is not None:
                 await service.stop()

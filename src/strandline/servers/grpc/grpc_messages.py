@@ -1,7 +1,7 @@
-"""gRPC's own framing inside an HTTP/2 stream: a flag, a length, a message. Pure.
+"""The framing of gRPC messages inside an HTTP/2 stream: a flag, a length, the message. Pure.
 
 Rules: a length is checked before data is buffered for it. Compressed messages are rejected, because
-the broker announces no compression.
+the broker does not announce a compression.
 """
 
 import struct
@@ -46,22 +46,22 @@ class Deframer:
 
     @property
     def buffered_bytes(self) -> int:
-        """The bytes of an incomplete message."""
+        """The bytes of the incomplete message."""
         return len(self._buffer)
 
     def clear(self) -> None:
-        """Drop an incomplete message at the end of the input."""
+        """Drop the incomplete message."""
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the messages that are complete now.
+        """Return the messages that are complete with these bytes.
 
         Raises:
             RpcError: a message is compressed.
             OversizeError: a message is too long.
         """
         buffer = self._buffer
-        if not buffer and len(data) >= PREFIX_BYTES:  # the usual case: one complete message
+        if not buffer and len(data) >= PREFIX_BYTES:  # usually the data is one complete message
             is_compressed, length = PREFIX.unpack_from(data)
             if length == len(data) - PREFIX_BYTES <= self._max and not is_compressed:
                 return [data[PREFIX_BYTES:]]

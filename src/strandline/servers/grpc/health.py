@@ -2,8 +2,9 @@
 
 A service is SERVING while the broker is ready; the empty name stands for the whole server.
 
-Rules: any client may call it without credentials. Watchers cost nothing while nothing changes: one
-check per second serves all of them.
+Rules: any client may call it without credentials. Watchers cost almost nothing while the health
+    does
+not change: one check per second serves all of them.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ class HealthService:
     """Answers health checks.
 
     Args:
-        services: the known names besides the empty one.
+        services: the names of the services; the empty name is always known.
         is_ready: returns whether the broker is ready.
     """
 
@@ -34,7 +35,7 @@ class HealthService:
         self._known = False
         """Whether the broker was ready at the last check."""
         self._changed = asyncio.Event()
-        """Set when that changes, and then replaced."""
+        """Set when the health changes, and then replaced."""
         self._watching = 0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -64,7 +65,7 @@ class HealthService:
         return self._response(request.service, is_ready=self._is_ready())
 
     async def _watch(self, request: pb.HealthCheckRequest, call: Call) -> None:
-        """Send the status, and again whenever it changes."""
+        """Send the status, and send it again whenever it changes."""
         said: pb.HealthCheckResponse | None = None
         self._watching += 1
         try:
@@ -81,7 +82,7 @@ class HealthService:
             self._watching -= 1
 
     def _look(self) -> None:
-        """Wake the watchers if the status has changed."""
+        """Check the status, and wake the watchers if it has changed."""
         is_ready = self._is_ready()
         if is_ready != self._known:
             self._known = is_ready

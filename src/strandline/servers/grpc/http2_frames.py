@@ -1,12 +1,12 @@
 """HTTP/2 DATA frames, parsed and encoded without h2. Pure.
 
-A frame costs h2 ten microseconds, more than all other work for one appended record. So frames with
-messages bypass it, and it sees all others (docs/adr/0019).
+h2 takes ten microseconds for a frame, more than all other work for one appended record. So frames
+with messages bypass h2, and h2 handles all others (docs/adr/0019).
 
 Rules: h2 checks the protocol. It gets frames that are too long, frames between header frames, and
 the end of each stream; frames that bypass it belong to calls that it accepted. The caller keeps the
-windows of frames that h2 does not see. A client's GOAWAY is dropped: it concerns streams that a
-server begins, and after it h2 would let no call end.
+windows for frames that h2 does not see. A client's GOAWAY is dropped: it concerns only streams that
+the server begins, and with it h2 would not let any call end.
 """
 
 import struct
@@ -16,12 +16,12 @@ from typing import Final
 from h2.errors import ErrorCodes
 
 HEADER: Final = struct.Struct(">HBBBI")
-"""Length in 16 and 8 bits, type, flags, stream."""
+"""A frame header: length in 16 and 8 bits, type, flags, stream."""
 HEADER_BYTES: Final = HEADER.size
 WINDOW: Final = struct.Struct(">HBBBII")
 GREETING_BYTES: Final = 24
 FRAME_BYTES_MAX: Final = 16384
-"""The limit of a received frame: the default of HTTP/2, which we do not change."""
+"""The limit of a received frame: HTTP/2's default."""
 DATA: Final = 0
 HEADERS: Final = 1
 SETTINGS: Final = 4
@@ -34,14 +34,14 @@ PADDED: Final = 8
 STREAM_MASK: Final = (1 << 31) - 1
 TOO_MUCH: Final = "more data than the window takes"
 SETTINGS_MAX: Final = 100
-"""The limit of SETTINGS frames until the count is reset. Each may cost time for every call of the
-connection, since a new initial window changes the window of each."""
+"""The limit of SETTINGS frames until the count is reset. A new initial window changes the window of
+every call of the connection, so each frame may take time for all of them."""
 CONTROL_MAX: Final = 1000
 """The limit of frames without content, such as PING and WINDOW_UPDATE, until the count is reset."""
 MESSAGE_BYTES_MIN: Final = 5
 """The smallest message in gRPC's framing. DATA frames below it count as frames without content."""
 CONTROL_PIECE: Final = 32
-"""The number of such frames passed to h2 at once, so that the connection can pause between them."""
+"""Frames without content that go to h2 in one piece; the connection may pause between pieces."""
 
 
 class Http2FrameError(Exception):
@@ -57,34 +57,34 @@ Data = tuple[int, int, bytes, int, int]
 
 
 class FrameReader:
-    """A reader that splits input into DATA frames and bytes for h2, in order."""
+    """A reader that splits input into DATA frames and pieces for h2, in order."""
 
     __slots__ = ("_greeting", "_is_in_headers", "_missing", "_rest", "control", "settings")
 
     def __init__(self) -> None:
         self._rest = b""
-        """The beginning of an incomplete frame."""
+        """The first bytes of an incomplete frame."""
         self._greeting = GREETING_BYTES
-        """The bytes of the client's preface that are missing."""
+        """The number of bytes of the client's preface that have not arrived."""
         self._is_in_headers = False
         self.settings = 0
         """SETTINGS frames since the count was reset."""
         self.control = 0
-        """Frames without content, minus the credit for our own output."""
+        """Frames without content, minus those that output has allowed."""
 
     @property
     def is_greeted(self) -> bool:
-        """Whether the client's preface was received."""
+        """Whether the client's preface has arrived."""
         return not self._greeting
 
     def feed(self, data: bytes) -> Iterator[Data | bytes]:
-        """Yield complete frames; read the iterator to its end, or stop feeding.
+        """Yield complete frames and pieces; exhaust the iterator before the next call.
 
         Raises:
             Http2FrameError: there were too many frames without content.
         """
         position = 0
-        while self._rest and position < len(data):  # only that frame is copied
+        while self._rest and position < len(data):  # copy the incomplete frame only
             stop = position + self._missing
             joined, self._rest = self._rest + data[position:stop], b""
             yield from self._split(joined, 0)
@@ -93,7 +93,7 @@ class FrameReader:
             yield from self._split(data, position)
 
     def _split(self, data: bytes, position: int) -> Iterator[Data | bytes]:
-        """Yield complete frames from a position on; keep the rest."""
+        """Yield complete frames and pieces from a position on; keep the rest."""
         begin, size = position, len(data)
         if self._greeting:
             position = min(self._greeting, size)
@@ -106,7 +106,7 @@ class FrameReader:
             high, low, kind, flags, stream_id = HEADER.unpack_from(data, position)
             end = start + (high << 8 | low)
             if end - start > FRAME_BYTES_MAX:
-                position = size  # h2 reports the error
+                position = size  # h2 gets everything and reports the error
                 break
             if end > size:
                 self._missing = end - size
@@ -143,7 +143,7 @@ class FrameReader:
         """Count a frame without content.
 
         Raises:
-            Http2FrameError: there were too many.
+            Http2FrameError: there were too many such frames.
         """
         self.control += 1
         if kind == SETTINGS:
@@ -154,7 +154,7 @@ class FrameReader:
 
 
 class ReceiveWindow:
-    """A receive window, of one stream or of the connection.
+    """The receive window of one stream or of the connection.
 
     Args:
         window_bytes: the size of the window.
@@ -168,7 +168,7 @@ class ReceiveWindow:
         self._freed = 0
 
     def pass_on(self, count: int) -> int:
-        """Spend and free in one call, for data that was handled at once.
+        """Spend and free in one step, for data that is handled at once.
 
         Raises:
             Http2FrameError: the client exceeded its window.
@@ -184,7 +184,7 @@ class ReceiveWindow:
         return freed
 
     def spend(self, count: int) -> None:
-        """Charge received data.
+        """Deduct received data from the window.
 
         Raises:
             Http2FrameError: the client exceeded its window.
@@ -194,7 +194,7 @@ class ReceiveWindow:
             raise Http2FrameError(ErrorCodes.FLOW_CONTROL_ERROR, TOO_MUCH)
 
     def free(self, count: int) -> int:
-        """Free handled data; return the window update to send, usually 0."""
+        """Give back handled data; return the window update to send, usually 0."""
         self._freed += count
         if self._freed < self._half:
             return 0

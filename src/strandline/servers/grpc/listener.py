@@ -1,7 +1,7 @@
-"""A port for gRPC.
+"""A listener for gRPC clients.
 
 Rules: a port in use is a typed error. Stopping ends every call with UNAVAILABLE, after which
-clients retry elsewhere or later, and waits for no slow client.
+clients retry elsewhere or later; it does not wait for slow clients.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 STOPPING: Final = RpcError(GrpcStatus.UNAVAILABLE, "the broker is stopping; retry later")
 STOP_TIMEOUT_S: Final = 2.0
 HANDSHAKE_TIMEOUT_S = 10.0
-"""The limit of the TLS handshake; until its end a connection is not counted."""
+"""The limit of the TLS handshake; a connection is counted only after it."""
 BACKLOG: Final = 1024
 KEEPALIVE: Final = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -36,17 +36,17 @@ KEEPALIVE: Final = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 20),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
 )
-"""Detects clients whose machine is gone."""
+"""Socket options that detect clients whose machine is gone."""
 
 
 class GrpcListener:
     """A listener for gRPC clients.
 
     Args:
-        methods: the methods by path.
-        telemetry: counters.
+        methods: the methods, by path.
+        telemetry: counts connections and messages.
         access: identifies callers.
-        metering: the meters of principals; None: no metering.
+        metering: the meters of principals; None for no metering.
     """
 
     def __init__(
@@ -66,9 +66,9 @@ class GrpcListener:
         """Start listening.
 
         Args:
-            config: the broker's settings, for address and certificate.
+            config: the broker's settings, with the address and the certificate.
             port: the port; 0 for a free one.
-            key: the setting of the port, for the error.
+            key: the configuration key of the port, for the error message.
 
         Raises:
             InvalidConfigError: the address is not available, or a certificate cannot be used.
@@ -95,7 +95,7 @@ class GrpcListener:
             ) from error
         for listening in self._server.sockets:
             for option in KEEPALIVE:
-                with contextlib.suppress(OSError):  # not every system has all of them
+                with contextlib.suppress(OSError):  # some systems lack some of these options
                     listening.setsockopt(*option)
         self.port = self.shared.port = self._server.sockets[0].getsockname()[1]
 
@@ -114,7 +114,7 @@ class GrpcListener:
         self._server = None
 
     async def _close_all(self) -> None:
-        """Let the calls send their status, then close."""
+        """Let calls send their status, then close the connections."""
         open_connections = self.shared.connections
         while any(each.multiplexer.busy for each in open_connections):  # noqa: ASYNC110  a moment
             await asyncio.sleep(0.01)

@@ -1,4 +1,4 @@
-"""The ways to serve rpcs: a coroutine per call, or a sink for its messages."""
+"""The two ways to serve an rpc: by a coroutine per call, or by a sink for its messages."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, TypeVar
@@ -13,24 +13,24 @@ Handler = Callable[[Call], Awaitable[None]]
 
 
 class Method(NamedTuple):
-    """A rpc served by a coroutine per call."""
+    """An rpc that a coroutine per call serves."""
 
     handle: Handler
     message_bytes_max: int = 4 << 20
 
 
 class Direct(NamedTuple):
-    """A rpc served by a sink that gets messages directly, without a task."""
+    """An rpc that a sink serves, which gets the messages directly, without a task."""
 
     open: Callable[[Call], MessageSink]
     message_bytes_max: int = 4 << 20
 
 
 def parsed(kind: type[MessageT], data: bytes) -> MessageT:
-    """Parse a message.
+    """Parse a protobuf message.
 
     Raises:
-        RpcError: the bytes are not such a message.
+        RpcError: the bytes are not a message of this kind.
     """
     message = kind()
     try:
@@ -42,7 +42,7 @@ def parsed(kind: type[MessageT], data: bytes) -> MessageT:
 
 
 def unary(kind: type[Any], handle: Callable[[Any, Call], Awaitable[Message]]) -> Method:
-    """Return a method that answers one message with one."""
+    """Return a method that answers one message with one message."""
 
     async def run(call: Call) -> None:
         call.send(await handle(parsed(kind, await call.receive_one()), call))
@@ -51,7 +51,7 @@ def unary(kind: type[Any], handle: Callable[[Any, Call], Awaitable[Message]]) ->
 
 
 def server_stream(kind: type[Any], handle: Callable[[Any, Call], Awaitable[None]]) -> Method:
-    """Return a method that answers one message with many."""
+    """Return a method that answers one message with a stream of messages."""
 
     async def run(call: Call) -> None:
         await handle(parsed(kind, await call.receive_one()), call)

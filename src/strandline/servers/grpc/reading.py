@@ -1,8 +1,8 @@
-"""Reading of a partition's committed records on a thread, converted to a client's messages.
+"""Reads of a partition's committed records on a thread, converted to a client's messages.
 
-Rules: reading, verifying checksums and encoding run on a thread pool, because a cold disk would
+Rules: reading, verifying checksums and encoding run on a thread pool, because a slow disk would
 block every publisher; each reader reads one portion at a time. Offsets removed by compaction or
-retention, and those of aborted transactions, are skipped; an open transaction blocks readers. This
+retention, and those of aborted transactions, are skipped; readers wait at an open transaction. This
 module must not know the client's messages.
 """
 
@@ -28,12 +28,12 @@ Convert = Callable[[list[pa.RecordBatch]], bytes | bytearray]
 
 
 class Portion(NamedTuple):
-    """A portion of converted records, and the offset to continue at."""
+    """A portion of converted records, and the offset at which the next one begins."""
 
     data: bytes | bytearray
     records: int
     filled_to: Offset
-    """The offset after the last record; the first offset to read if there is none."""
+    """The offset after the last record; without records, the first offset that was read."""
     next_offset: Offset
 
 
@@ -43,7 +43,7 @@ class GrpcReader:
     Args:
         partition: the partition.
         offset: the first offset to read.
-        columns: the columns of ``record.schema`` that ``convert`` needs; ``offset`` first.
+        columns: the columns of ``record.schema`` that ``convert`` needs, ``offset`` first.
         convert: converts batches to messages; runs on a thread of the pool.
         pool: the threads to read on.
     """
@@ -66,7 +66,7 @@ class GrpcReader:
         self._more = asyncio.Event()
 
     async def next(self, stop: Offset | None = None, *, bytes_max: int = PORTION_BYTES) -> Portion:
-        """Return the next records below ``stop``, at most about ``bytes_max``; possibly none.
+        """Return the next records below ``stop``, about ``bytes_max`` at most; there may be none.
 
         Raises:
             CorruptBatchError: the next batch is corrupt.
@@ -106,7 +106,7 @@ class GrpcReader:
         return Portion(self._convert(batches), records, filled_to, next_offset)
 
     async def more(self) -> None:
-        """Wait until there may be more records, or the partition's state has changed."""
+        """Wait until there may be more records, or the state of the partition has changed."""
         self._more.clear()
         self.partition.watch(self._more)
         try:
@@ -117,8 +117,8 @@ class GrpcReader:
 
 
 def cut(batch: pa.RecordBatch, start: int, stop: int) -> pa.RecordBatch:
-    """Return the rows with offsets from ``start`` to ``stop``."""
-    # Not by numpy: pyarrow then imports pandas, if it is installed, which takes seconds.
+    """Return the rows with offsets of at least ``start`` and below ``stop``."""
+    # Without numpy: with it pyarrow imports pandas, if installed, which takes seconds.
     column = batch.column(0)
     if column[0].as_py() >= start and column[-1].as_py() < stop:
         return batch

@@ -1,6 +1,6 @@
-"""Start and end of a call: permission, handler, and the status of errors.
+"""The start and the end of a call: permission, handler, and the status of an error.
 
-Rules: an exception of a handler ends its call, and nothing else.
+Rules: an exception in a handler ends the handler's call and nothing else.
 """
 
 import asyncio
@@ -23,19 +23,19 @@ from strandline.servers.tls import certificate_name
 logger = logging.getLogger(__name__)
 
 OPEN_PATHS: Final = b"/grpc.health.v1.Health/"
-"""Open to probes, which have no credentials. They return the health of a service only."""
+"""Paths for probes, which have no credentials. The rpcs return a service's health only."""
 PUBLISHING: Final = frozenset({b"Publish", b"PublishAsync", b"PublishToSubject", b"Append"})
 """The rpcs of Liftbridge and Beam that publish records."""
 DEADLINE_PASSED: Final = "the deadline has passed"
 
 
 class CallServer:
-    """The server of calls: identifies and meters their callers, and runs their handlers.
+    """The server of calls: it identifies and meters callers, and runs handlers.
 
     Args:
-        methods: the methods by path.
+        methods: the methods, by path.
         access: identifies callers.
-        metering: the meters of principals; None: no metering.
+        metering: the meters of principals; None for no metering.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class CallServer:
         self._anybody = Caller(access, Identity(ANONYMOUS))
 
     def message_bytes_max(self, path: bytes) -> int:
-        """Return the limit of a received message of a method; 0 for an unknown one."""
+        """Return the limit of a received message of a method; 0 for an unknown method."""
         method = self.methods.get(path)
         return method.message_bytes_max if method is not None else 0
 
@@ -84,7 +84,7 @@ class CallServer:
         except StrandlineError as error:
             call.abort(rpc_error(error))
             return
-        if b"content-length" in headers:  # h2 compares it with the data, so h2 must see them
+        if b"content-length" in headers:  # h2 must see the data to compare its length
             call.is_measured = True
             if int(headers[b"content-length"]) > PREFIX_BYTES + method.message_bytes_max:
                 call.finish(GrpcStatus.RESOURCE_EXHAUSTED, "announces more than a message may have")
@@ -101,7 +101,7 @@ class CallServer:
     def _caller(
         self, path: bytes, headers: Mapping[bytes, bytes], transport: asyncio.BaseTransport | None
     ) -> Caller:
-        """Return the caller of a call; health checks need no credentials.
+        """Return the principal who makes a call; health checks need no credentials.
 
         Raises:
             UnauthenticatedError: the caller has no valid credentials.
@@ -118,7 +118,7 @@ class CallServer:
         return caller
 
     def is_known(self, transport: asyncio.BaseTransport | None) -> bool:
-        """Return whether a client is identified by its certificate."""
+        """Return whether a client's certificate identifies it."""
         try:
             self._caller(b"", {}, transport)
         except StrandlineError:
@@ -127,11 +127,11 @@ class CallServer:
 
     @staticmethod
     def is_open(path: bytes) -> bool:
-        """Return whether a call needs no credentials."""
+        """Return whether calls of a method need no credentials."""
         return path.startswith(OPEN_PATHS)
 
     def _meter(self, call: Call, path: bytes, presence: Presence) -> None:
-        """Count a call of an identified caller, its connection, and its traffic.
+        """Count a call of an identified caller, and its connection; attach the quota to the call.
 
         Raises:
             QuotaExceededError: there are too many connections or calls, or earlier publishes have
@@ -150,7 +150,7 @@ class CallServer:
 
 
 def _open(call: Call, method: Direct) -> None:
-    """Pass a call's messages directly to its sink."""
+    """Create the sink that gets the messages of a call."""
     try:
         call.sink = method.open(call)
     except StrandlineError as error:
@@ -158,7 +158,7 @@ def _open(call: Call, method: Direct) -> None:
 
 
 async def _run(call: Call, method: Method) -> None:
-    """Run a call's handler to its end."""
+    """Run the handler of a call to its end, and end the call with its status."""
     try:
         await method.handle(call)
         call.finish(GrpcStatus.OK)

@@ -1,6 +1,6 @@
 """gRPC's status codes, and the mapping of errors to them.
 
-Rules: the client gets the text unchanged, so it says what to do and contains no secrets.
+Rules: the client gets an error's text unchanged, so the text says what to do and has no secrets.
 """
 
 from enum import IntEnum
@@ -57,7 +57,7 @@ class RpcError(Exception):
 
 
 class OversizeError(RpcError):
-    """A message or record over a limit, which its sender may repeat endlessly."""
+    """A message or record above a limit; its sender may repeat it endlessly."""
 
 
 _STATUSES: tuple[tuple[type[StrandlineError], GrpcStatus], ...] = (
@@ -78,7 +78,7 @@ _STATUSES: tuple[tuple[type[StrandlineError], GrpcStatus], ...] = (
 
 
 def rpc_error(error: StrandlineError) -> RpcError:
-    """Return the call status of an error, by the first class that matches."""
+    """Return the status and text for an error; the first matching class of the table decides."""
     status = next(status for kind, status in _STATUSES if isinstance(error, kind))
     return RpcError(status, error.message)
 

@@ -35,12 +35,12 @@ SAFE_HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 OPEN_PATHS = frozenset({"/health/live", "/health/ready"})
-"""Open to probes, which have no credentials. They return the health of the broker only."""
+"""Routes open to probes, which have no credentials; they return the broker's health only."""
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def build_app(broker: BrokerView, console: ASGIApp) -> Starlette:
-    """Return the web application of one broker; ``console`` gets what is not for programs."""
+    """Return a broker's web application; ``console`` gets all paths that are not for programs."""
     api, access = ApiRoutes(broker), Access(broker.config, broker)
     routes = {
         "/metrics": api.metrics,
@@ -77,11 +77,11 @@ class ApiRoutes:
         return Response(await asyncio.to_thread(telemetry.render), media_type=METRICS_TYPE)
 
     async def live(self, _request: Request) -> Response:
-        """``/health/live``: 200 as long as the loop answers."""
+        """``/health/live``: 200 if the loop answers."""
         return PlainTextResponse("live\n")
 
     async def ready(self, _request: Request) -> Response:
-        """``/health/ready``: 200 while records can be stored and read, else 503 and why."""
+        """``/health/ready``: 200 while records can be stored and read, else 503 with the reason."""
         reason = self._broker.why_not_ready
         return PlainTextResponse(f"{reason}\n", 503) if reason else PlainTextResponse("ready\n")
 
@@ -91,7 +91,7 @@ class ApiRoutes:
         return _json(await asyncio.to_thread(lambda: msgspec.json.encode(snapshot(streams))))
 
     async def api_stream(self, request: Request) -> Response:
-        """``/api/streams/{name}``: one of them."""
+        """``/api/streams/{name}``: one stream with its settings and offsets, as JSON."""
         return _json(msgspec.json.encode(await self._find(request)))
 
     async def _find(self, request: Request) -> StreamSnapshot:

@@ -1,7 +1,7 @@
 """Access control of the HTTP routes: the caller must be allowed to read the cluster.
 
 Rules: programs send a token as a bearer token, browsers as the password of Basic authentication.
-Certificates are not used: this listener asks for none.
+Certificates are not used, because this listener asks for none.
 """
 
 import base64
@@ -41,7 +41,7 @@ def guarded(endpoint: Endpoint, access: Access) -> Endpoint:
 
 
 def token_of(request: Request) -> str | None:
-    """Return the token of a request; None without one, empty (invalid) for any other header."""
+    """Return the token of a request; None without the header, empty (invalid) for an odd one."""
     headers = request.headers.getlist("authorization")
     if not headers:
         return None

@@ -1,12 +1,13 @@
-"""The HTTP listener: uvicorn on a socket of ours, in the broker's loop.
+"""The HTTP listener: uvicorn on a socket bound here, in the broker's loop.
 
-Rules: the socket is bound here, so that a port in use is a typed error and not an exit. ``process``
-handles signals. Stopping waits for no slow client. There is always room for one more connection:
-idle clients must not keep out the probes that decide whether the broker is alive.
+Rules: the socket is bound here, so that a port in use raises an error instead of ending the
+process. ``process`` handles signals. Stopping does not wait for slow clients. There is always room
+for one more connection: idle clients must not keep out the probes that decide whether the broker
+is alive.
 
-A request has no body unless it posts a form of the console. It must arrive within ``REQUEST_S``,
-and its client must receive the answer within ``ANSWER_S``. Requests get a share of each round of
-the loop (``round_budget``).
+Only requests that post a form of the console have a body. A request must arrive within
+``REQUEST_S``, and its client must have received the answer within ``ANSWER_S``. Requests get a
+share of each round of the loop (``round_budget``).
 """
 
 import asyncio
@@ -37,16 +38,16 @@ if TYPE_CHECKING:
 
 BACKLOG = 128
 CONNECTIONS_MAX = 256
-"""Above it the oldest connection is closed; lower where descriptors are few."""
+"""Above this number the oldest connection is closed. Fewer if file descriptors are scarce."""
 HEADER_BYTES_MAX = 16 << 10
 REQUEST_S = 8.0
-"""The limit for a whole request, from the start of the connection or from its last answer."""
+"""The time for a request to arrive, from the start of the connection or the previous answer."""
 REQUEST_WORK_S = 0.0003
-"""The approximate time on the loop of an answer, one round later."""
+"""The approximate time that an answer takes on the loop, in the next round."""
 ANSWER_S = 30.0
-"""The limit for the answer to be made and received."""
+"""The time for the answer to be computed and received."""
 FORM_BYTES_MAX = 256 << 10
-"""Longest body of a request, which only a form has."""
+"""The longest body of a request; only forms have a body."""
 GRACE_S = 1
 
 
@@ -69,13 +70,14 @@ class HttpFrontEnd:
         self._serving: asyncio.Task[None] | None = None
         self._console: LazyConsole | None = None
         self.port: int | None = None
-        """The port listened on; ``None`` when stopped."""
+        """The port listened on; None when stopped."""
 
     async def start(self) -> None:
         """Start listening.
 
         Raises:
-            InvalidConfigError: the address is in use or not ours, or a certificate cannot be used.
+            InvalidConfigError: the address is in use or not this machine's, or a certificate cannot
+                be used.
         """
         load_tls(self._config.tls)
         listener = _listen(self._config.host, self._config.http_port)
@@ -116,13 +118,13 @@ class HttpFrontEnd:
         return settings
 
     def _tls_options(self) -> dict[str, Any]:
-        """Return the certificate options; clients need none, because probes have none."""
+        """Return the options for TLS; clients need no certificate, because probes have none."""
         tls = self._config.tls
         return {"ssl_certfile": tls.certificate, "ssl_keyfile": tls.key} if tls.is_on else {}
 
 
 class LazyConsole:
-    """The console, imported for its first page: a broker that shows none saves the memory.
+    """The console, imported at the first request for a page: until then it costs no memory.
 
     Args:
         broker: the broker to show.
@@ -159,7 +161,7 @@ class LazyConsole:
 
 
 class _LimitedConnection(h11.Connection):
-    """An HTTP parser that rejects bodies, but for the small forms that are posted."""
+    """An HTTP parser that rejects bodies, except for the small forms that are posted."""
 
     def next_event(self) -> Any:
         event = super().next_event()
@@ -169,10 +171,10 @@ class _LimitedConnection(h11.Connection):
 
 
 def _check_body(method: bytes, headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """Check what a request announces; chunks are never taken, since each costs time.
+    """Check the length that a request announces; chunked bodies cost time and are rejected.
 
     Raises:
-        h11.RemoteProtocolError: it has a body where none is taken, or one that is too large.
+        h11.RemoteProtocolError: the request may have no body, or its body is too large.
     """
     for name, value in headers:
         size = value.strip(b"0")
@@ -187,7 +189,7 @@ def _check_body(method: bytes, headers: Iterable[tuple[bytes, bytes]]) -> None:
 
 
 class _Connection(H11Protocol):
-    """A connection; above the limit, the one that was answered or opened longest ago is closed."""
+    """A connection. Above the limit, the one idle for longest is closed."""
 
     def __init__(self, budget: RoundBudget, **arguments: Any) -> None:
         super().__init__(**arguments)
@@ -218,7 +220,7 @@ class _Connection(H11Protocol):
             return
         before = self.cycle
         super().handle_events()
-        if self.cycle is not before:  # the request is complete
+        if self.cycle is not before:  # a request has arrived completely
             self.budget.charge(REQUEST_WORK_S)
             self._expect(ANSWER_S)
 
@@ -240,7 +242,7 @@ class _Connection(H11Protocol):
         super().on_response_complete()
 
     def _expect(self, seconds: float) -> None:
-        """Close the connection unless its next step happens in time."""
+        """Close the connection unless the next step happens within a time."""
         self.timer.cancel()
         if not self.transport.is_closing():
             self.timer = self.loop.call_later(seconds, self.transport.abort)

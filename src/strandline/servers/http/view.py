@@ -17,7 +17,7 @@ from strandline.types import PartitionName
 
 
 class PartitionView(Protocol):
-    """A partition as the pages need it."""
+    """The interface of a partition that the pages need."""
 
     @property
     def name(self) -> PartitionName:
@@ -45,16 +45,16 @@ class PartitionView(Protocol):
 
     @property
     def remote_error(self) -> Exception | None:
-        """The reason why it cannot be read here, if only other brokers have replicas."""
+        """Why the partition cannot be read here: only other brokers have replicas; else None."""
         ...
 
     def stored_ns(self, offset: int) -> int | None:
-        """Return about when the record at an offset was stored; None if there is none to read."""
+        """Return about when the record at an offset was stored; None if it cannot be read."""
         ...
 
 
 class StreamView(Protocol):
-    """A stream as the pages need it."""
+    """The interface of a stream that the pages need."""
 
     @property
     def config(self) -> StreamConfig:
@@ -68,12 +68,12 @@ class StreamView(Protocol):
 
     @property
     def created_ns(self) -> int:
-        """The Unix time of its creation in nanoseconds."""
+        """The Unix time of the stream's creation, in nanoseconds."""
         ...
 
 
 class BrokerView(Protocol):
-    """A broker as the pages need it."""
+    """The interface of a broker that the pages need."""
 
     @property
     def config(self) -> BrokerConfig:
@@ -92,12 +92,12 @@ class BrokerView(Protocol):
 
     @property
     def has_lease(self) -> bool:
-        """Whether the rules and tokens in the metadata may still be used."""
+        """Whether the rules and tokens in the metadata are recent enough to be used."""
         ...
 
     @property
     def flight_address(self) -> str:
-        """The address of its Arrow Flight in a cluster; empty for a broker alone."""
+        """The broker's Arrow Flight address in a cluster; empty for a broker alone."""
         ...
 
     @property
@@ -131,7 +131,8 @@ class PartitionSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     high_watermark: int
     log_end_offset: int
     hidden_offsets: int = 0
-    """Transaction markers, and records that were aborted."""
+    """Offsets between the other two where readers find no record: transaction markers, and
+    records of aborted transactions."""
 
     @property
     def records(self) -> int:
@@ -191,7 +192,7 @@ def group_samples(
         if partition is None:
             found.append(sample)
             continue
-        # A follower may know less than the replica that the group has read.
+        # This replica may be behind the one that the group has read.
         lag = max(0, partition.high_watermark - sample.position)
         stored_ns = partition.stored_ns(sample.position) if lag else None
         age_s = 0.0 if stored_ns is None else max(0, now_ns - stored_ns) / 1e9

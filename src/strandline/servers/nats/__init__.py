@@ -1,8 +1,8 @@
-"""The NATS servers for publishers. Parsing and replies are pure; sockets are at the edge.
+"""The NATS servers for publishers and consumers. Parsing and replies are pure.
 
-protocol, headers, inboxes   bytes ↔ events, header blocks, where replies go (sans-io)
+protocol, headers, inboxes   bytes ↔ events, header blocks, subscriptions for replies (sans-io)
 ingest, replies              message → record, outcome → answer
-listener, connection         our own listener for publishers
+listener, connection         the broker's own listener
 client, nats_connection, embedded_server   the connection to a nats-server, a child or external
-frontend                     builds both
+frontend                     builds all of these
 """

@@ -1,16 +1,16 @@
 """The accounts of the child nats-server, and the keys by which the broker logs in.
 
 The subjects of streams are in one account, which the nats-servers of all brokers share. The broker
-connects to it as a client, and a second time to the system account, where it answers the server's
-authorization requests (``callout``) and disconnects clients that the rules no longer allow. Both
-connections log in by signing the server's nonce. The private keys are created at every start and
-never leave the process, so the configuration on disk contains no secret.
+connects to that account as a client. It connects a second time, to the system account, where it
+answers the server's authorization requests (``callout``) and disconnects clients that the rules no
+longer allow. Both connections log in by signing the server's nonce. The private keys are created at
+every start and never leave the process, so the configuration on disk contains no secret.
 
-Rules: every other client needs an authorization, and without an answer it is rejected. The broker
-itself may publish only to inboxes, ask other brokers about partitions, and nats-server about its
-clients: a client chooses its reply subject, and must not use the broker to publish where it may not
-publish itself. Over the leaf connection, which carries records of consumers, it may publish to
-private inboxes only.
+Rules: every other client needs an authorization, and without an answer the server rejects it. The
+broker itself may publish only to inboxes, to other brokers about partitions, and to nats-server
+about its clients: a client chooses its reply subject, and must not use the broker to publish where
+the client may not. Over the leaf connection, which carries records of consumers, the broker may
+publish to private inboxes only.
 """
 
 import json
@@ -25,32 +25,32 @@ from strandline.servers.nats.server_link import NatsServerInfo
 STREAMS_ACCOUNT: Final = "STRANDLINE"
 SYSTEM_ACCOUNT: Final = "SYS"
 INBOXES: Final = f"{INBOX_PREFIX}>"
-"""Where replies go; all stock clients subscribe below it."""
+"""The subjects of replies; standard clients subscribe below it."""
 PRIVATE_INBOXES: Final = f"{PRIVATE_PREFIX}>"
-"""Where records go, and the replies to clients that are configured so."""
+"""The subjects of records, and of replies to clients that are configured to use them."""
 REQUESTS: Final = ("$JS.API.STREAM.INFO.*", "$JS.API.STRANDLINE.READ.*")
-"""For the state and the records of partitions that other brokers lead; answered by them only."""
+"""Requests for the state and the records of partitions; the brokers that lead them answer."""
 SYSTEM_REQUESTS: Final = (CONNZ,)
-"""For the clients of the account, which nats-server itself answers."""
+"""Requests for the clients of the account; nats-server itself answers."""
 NOTHING: Final = "strandline.nothing"
-"""A subject without messages, as the only one that may be received."""
+"""A subject without messages, for an account that may receive nothing."""
 SYSTEM_SUBJECTS: Final = "$SYS.>"
 ANSWER_TIMEOUT_S: Final = 5
-"""How long a client waits for our answer about it."""
+"""How long nats-server waits for the broker's answer about a client."""
 
 
 class Accounts:
-    """The accounts of one broker process, and its own keys in them."""
+    """The accounts of one broker process, and the broker's own keys in them."""
 
     def __init__(self) -> None:
         self.issuer = KeyPair(ACCOUNT)
-        """Signs answers about clients."""
+        """The key pair that signs answers about clients."""
         self._broker = KeyPair(USER)
         self._system = KeyPair(USER)
         self._leaf = KeyPair(USER)
 
     def broker_login(self, info: NatsServerInfo) -> dict[str, str]:
-        """Return the login for the account of the streams' subjects."""
+        """Return the login for the account with the subjects of streams."""
         return _signed(self._broker, info)
 
     def leaf_login(self, info: NatsServerInfo) -> dict[str, str]:

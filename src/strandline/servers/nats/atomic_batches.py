@@ -2,13 +2,14 @@
 
     header                meaning
     Nats-Batch-Id         the batch's name, of 64 characters at most
-    Nats-Batch-Sequence   1, 2, 3 and so on in the batch
-    Nats-Batch-Commit     1: the last one, store them; eob: store those before this one
+    Nats-Batch-Sequence   the message's number in the batch: 1, 2, 3, …
+    Nats-Batch-Commit     1: store the batch, of which this is the last message; eob: store the
+                          batch without this message
 
 Rules: messages wait in the leader's memory; they are discarded if the leader fails, or if no
-message arrives for ten seconds. A message with a reply subject gets an empty reply until the
-commit. The first error ends the batch. All of its messages go to one partition. The headers stay in
-the records.
+message of the batch arrives for ten seconds. Before the commit, a message with a reply subject gets
+an empty reply. The first error ends the batch. All messages of a batch go to one partition. The
+headers stay in the records.
 """
 
 import asyncio
@@ -33,17 +34,17 @@ END: Final = b"eob"
 ID_CHARACTERS_MAX: Final = 64
 MESSAGES_MAX: Final = 1_000
 OPEN_MAX: Final = 50
-"""Open batches of a stream."""
+"""The limit of open batches of a stream."""
 OPEN_MAX_OF_ALL: Final = 1_000
 BYTES_MAX: Final = 256 << 20
-"""Of all open batches."""
+"""The limit of memory for all open batches."""
 MESSAGE_OVERHEAD_BYTES: Final = 256
 TIMEOUT_S: Final = 10.0
 DIGITS_MAX: Final = 9
 
 
 class BatchError(Exception):
-    """The end of a batch, with nats-server's error."""
+    """An error that ends a batch, with nats-server's code and text."""
 
     def __init__(self, err_code: int, description: str, code: int = 400) -> None:
         super().__init__(description)
@@ -55,26 +56,26 @@ def _incomplete() -> BatchError:
 
 
 class BatchMessage(NamedTuple):
-    """A message of a batch, and what its headers say; empty: it has no such header."""
+    """A message of a batch, and the values of its batch headers; empty if it lacks one."""
 
     stream: str
     partition: PartitionPort
     record: AtomicRecord
     unsupported: str
-    """A header that batches do not support."""
+    """The name of a header that batches do not support; empty if it has none."""
     batch_id: str
     sequence_text: bytes
     commit: bytes
-    """Whether the batch ends with it, and how."""
+    """The header's value; if it is not empty, the message ends the batch."""
     level: bytes
     size: int
-    """About how much memory it takes."""
+    """About how many bytes of memory the message takes."""
 
     @classmethod
     def of(
         cls, stream: str, partition: PartitionPort, *, record: AtomicRecord, unsupported: str
     ) -> "BatchMessage":
-        """Return a message with what its headers say."""
+        """Return a message with the values of its batch headers."""
         pairs = record.headers or []
         found, size = dict(reversed(pairs)), MESSAGE_OVERHEAD_BYTES
         for name, value in pairs:
@@ -92,10 +93,10 @@ class BatchMessage(NamedTuple):
         )
 
     def sequence(self) -> int:
-        """Return its number in the batch.
+        """Return the message's number in its batch.
 
         Raises:
-            BatchError: it has none, or the message cannot be one of a batch.
+            BatchError: the message has no number, or a header that is not valid in a batch.
         """
         if not 0 < len(self.batch_id) <= ID_CHARACTERS_MAX:
             raise BatchError(10179, "atomic publish batch ID is invalid")
@@ -113,7 +114,7 @@ class BatchMessage(NamedTuple):
 
 
 class _OpenBatch:
-    """A batch that is not committed yet."""
+    """A batch that has not been committed."""
 
     def __init__(self, partition: PartitionPort) -> None:
         self.partition = partition
@@ -124,7 +125,7 @@ class _OpenBatch:
 
 
 class AtomicBatches:
-    """The open batches of a broker."""
+    """The open batches at one broker."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, str], _OpenBatch] = {}
@@ -132,11 +133,11 @@ class AtomicBatches:
         self._timer: asyncio.TimerHandle | None = None
 
     def take(self, message: BatchMessage, reply: bytes | None, sink: ReplySink) -> None:
-        """Handle a message of a batch; this broker leads its partition.
+        """Handle a message of a batch whose partition this broker leads.
 
         Args:
             message: the message.
-            reply: its reply subject, or None.
+            reply: the message's reply subject, or None.
             sink: receives the answers.
         """
         key = message.stream, message.batch_id
@@ -161,7 +162,7 @@ class AtomicBatches:
         """Add a message to its batch.
 
         Raises:
-            BatchError: it cannot be.
+            BatchError: the message cannot follow, or a limit is exceeded.
         """
         sequence, is_end = message.sequence(), message.commit == END
         if sequence == 1 and not is_end:
@@ -173,7 +174,7 @@ class AtomicBatches:
         if batch.partition is not message.partition:
             raise BatchError(10052, "all messages of an atomic batch must go to one partition", 500)
         if batch.epoch != batch.partition.leader_epoch:
-            raise _incomplete()  # another broker has led meanwhile
+            raise _incomplete()  # another broker has led the partition in between
         if is_end:
             last = batch.records[-1]
             headers: Headers = [*(last.headers or ()), (COMMIT_HEADER, COMMIT)]
@@ -198,13 +199,13 @@ class AtomicBatches:
             self._timer = loop.call_later(TIMEOUT_S, self._expire)
 
     def _drop(self, key: tuple[str, str]) -> None:
-        """Forget a batch, if it is there."""
+        """Forget a batch, if it exists."""
         batch = self._open.pop(key, None)
         if batch is not None:
             self._size -= batch.size
 
     def _expire(self) -> None:
-        """Drop batches that have waited for too long."""
+        """Drop batches that have received no message for too long."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() - TIMEOUT_S
         for key in [key for key, batch in self._open.items() if batch.touched_s <= until_s]:
@@ -224,7 +225,7 @@ class _BatchAckSink:
     def acked(
         self, token: object, partition: PartitionName, offset: Offset, *, duplicate: bool
     ) -> None:
-        """Answer that the batch is stored."""
+        """Answer that the whole batch is stored."""
         assert not duplicate, "a repeated batch is rejected"
         if token is None:
             return
@@ -235,7 +236,7 @@ class _BatchAckSink:
         self._sink.deliver(cast("bytes", token), msgspec.json.encode(answer))
 
     def rejected(self, token: object, error: StrandlineError) -> None:
-        """Answer that nothing of it is stored."""
+        """Answer that no message of the batch is stored."""
         if token is not None and not is_left_to_others(error, self._sink):
             self._sink.deliver(cast("bytes", token), _error(self._stream, error_body(error)))
 

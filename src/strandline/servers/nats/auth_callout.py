@@ -1,13 +1,13 @@
 """Authorization of the child nats-server's clients.
 
-The server asks once about each client, when it connects, and the permissions are fixed from then
-on. When the rules change and give a client other permissions, it is disconnected and reconnects by
-itself.
+The server asks the broker once about each client, when it connects; its permissions do not change
+after that. When a change of the rules gives a client other permissions, it is disconnected, and
+reconnects by itself.
 
-Rules: a malformed request is not answered, and without an answer the server rejects the client. It
-also rejects after an answer that is too late, without reporting it; so an authorized client that
-is not reported as connected in time is disconnected and no longer counted. A client whose token
-was revoked or has expired is disconnected, too. No sockets here; loop thread.
+Rules: a malformed request is not answered, and without an answer the server rejects the client. The
+server also rejects a client, without reporting it, if the answer comes too late. So an authorized
+client that is not reported as connected in time is disconnected and no longer counted. A client
+whose token was revoked or has expired is disconnected, too. No sockets here; loop thread.
 """
 
 import logging
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 NS_PER_S: Final = 1_000_000_000
 CONNECT_MS: Final = 2e3 * ANSWER_TIMEOUT_S
-"""The time for an authorized client to connect; the server waits half as long for our answer."""
+"""How long an authorized client may take to connect; the server waits half of it for the answer."""
 
 
 class _AuthorizedClient(NamedTuple):
@@ -44,7 +44,7 @@ class _AuthorizedClient(NamedTuple):
     allowance: Allowance
     permissions: Permissions
     quota: Quota
-    """The quota in force when it connected."""
+    """The quota that applied when the client connected."""
 
 
 class AuthCalloutHandler:
@@ -74,12 +74,12 @@ class AuthCalloutHandler:
         self._name_of = name_of
         self._server_id = ""
         self._acls: Acls | None = None
-        """The rules at the last review."""
+        """The rules at the last call of ``connections_to_close``."""
         self._clients: dict[int, _AuthorizedClient] = {}
         self._expected: dict[int, float] = {}
-        """Authorized clients that have not connected yet → the deadline, by the monotonic clock."""
+        """Authorized clients that have not connected yet → their deadlines, in monotonic ms."""
         self._closing: set[int] = set()
-        """Clients that were asked to disconnect and may still be connected."""
+        """Clients that the server was asked to disconnect and that may still be connected."""
 
     @property
     def clients(self) -> int:
@@ -87,15 +87,15 @@ class AuthCalloutHandler:
         return len(self._clients)
 
     def principal_of(self, connection: int) -> str:
-        """Return the principal of an authorized client; empty if there is none of this number."""
+        """Return the principal of an authorized client; empty if the number is unknown."""
         client = self._clients.get(connection)
         return "" if client is None else client.caller.principal.name
 
     def server_connected(self, server_id: str) -> list[int]:
-        """Return the connections to close when a connection to a server was (re)established.
+        """Return the clients to disconnect after a connection to a server was (re)established.
 
-        Departures may have been missed. A restarted server has no clients. The same server is asked
-        to close all of them until it reports that they are gone.
+        Reports of disconnects may have been missed. A restarted server has no clients. If it is the
+        same server, it is asked to disconnect all of them until it reports that they are gone.
         """
         if server_id != self._server_id:
             self._server_id = server_id
@@ -105,12 +105,12 @@ class AuthCalloutHandler:
         return sorted(self._closing)
 
     def answer(self, data: bytes) -> bytes | None:
-        """Return the answer to an authorization request; None if it is not our server's."""
+        """Return the answer to an authorization request; None if another server sent it."""
         try:
             request = decode_request(data, self._server_id)
         except InvalidRecordError as error:
-            # In a cluster the requests of other servers arrive here too; their brokers answer them.
-            logger.debug("ignoring an authorization request that is not our server's: %s", error)
+            # In a cluster other servers' requests arrive here, too; their brokers answer them.
+            logger.debug("ignoring an authorization request of another server: %s", error)
             return None
         now_s = self._clock.now_ns() // NS_PER_S
         try:
@@ -129,7 +129,7 @@ class AuthCalloutHandler:
         """Authorize a client and count its connection.
 
         Raises:
-            StrandlineError: the client is rejected.
+            StrandlineError: the client may not connect.
         """
         shown = ClientCredentials(
             token=request.token or None,
@@ -170,7 +170,7 @@ class AuthCalloutHandler:
         return sorted(self._closing)
 
     def _has_other_permissions(self, client: _AuthorizedClient, *, rules_changed: bool) -> bool:
-        """Return whether the client would now get other permissions."""
+        """Return whether the client would get other permissions if it connected now."""
         quota = client.allowance.quota
         if not rules_changed and quota == client.quota:
             return False
@@ -186,5 +186,5 @@ def _is_allowed(client: _AuthorizedClient) -> bool:
     try:
         client.caller.check_known()
     except StrandlineError:
-        return False  # a decision, not a failure: the client is disconnected
+        return False  # not a failure: the client will be disconnected
     return True

@@ -1,9 +1,9 @@
-"""The output queue of NATS connections, and the reasons for which reading stops.
+"""Connections of NATS with an output queue, and the reasons for which they stop reading.
 
-Rules: output is queued and written once per group commit or once per read. Reading stops while the
-peer does not read its replies and while too many bytes wait to be stored. Input gets a share of
-each round of the loop (``round_budget``), however many messages it contains. Nothing here blocks or
-interprets messages.
+Rules: output is queued, and written once per group commit or once per read. A connection stops
+reading while the peer does not read its replies, and while too many bytes wait to be stored. Input
+gets a share of each round of the loop (``round_budget``), however many messages it contains.
+Nothing here blocks or interprets messages.
 """
 
 import asyncio
@@ -19,25 +19,25 @@ from strandline.servers.nats.protocol import Event, Parser
 from strandline.servers.round_budget import PIECES_MAX, SPENT, RoundBudget
 
 OUTPUT_BYTES_MAX: Final = 1 << 20
-"""Unread replies above which reading from the peer stops."""
+"""The size of unread replies above which the connection stops reading."""
 OVERLOAD: Final = "overload"
-"""Reading stops because the broker is full."""
+"""The reason to stop reading when the broker has too much to store."""
 FORWARDING: Final = "forwarding"
-"""Reading stops because publishes wait for other brokers."""
+"""The reason to stop reading when publishes wait for other brokers."""
 QUOTA: Final = "quota"
-"""Reading stops because the quota is used up."""
+"""The reason to stop reading when the principal's quota is used up."""
 ROUND: Final = "round"
-"""Reading stops because the input exceeds its share of the loop's round."""
+"""The reason to stop reading when input has used its share of the loop's round."""
 SLICE_S: Final = 0.004
 ROUND_S: Final = 0.008
-"""Of a round, for one connection and for all: with less, each group commit has fewer records."""
+"""Time in a round, for one connection and for all. With less, a group commit has fewer records."""
 HIGH_WATER: Final = 0.5
 LOW_WATER: Final = 0.25
-"""Shares of ``limits.pending_bytes``: where reading stops, and where it resumes."""
+"""Shares of ``limits.pending_bytes`` at which reading stops and resumes."""
 
 
 class _NoTransport(asyncio.Transport):
-    """A placeholder until the connection is made."""
+    """A placeholder for the transport until the connection is made."""
 
     def close(self) -> None:
         """Do nothing."""
@@ -50,19 +50,19 @@ NO_TRANSPORT: Final[asyncio.Transport] = _NoTransport()
 
 
 class Reading(Protocol):
-    """A source whose reading can be paused."""
+    """A source of messages whose reading can be paused."""
 
     def hold_reading(self, why: str) -> None:
-        """Stop reading until released for the same reason."""
+        """Stop reading for a reason, until ``release_reading`` is called with the same reason."""
         ...
 
     def release_reading(self, why: str) -> None:
-        """Resume reading unless another reason remains."""
+        """End a reason to stop; resume reading unless another reason remains."""
         ...
 
 
 class NatsPeer(asyncio.Protocol):
-    """One end of a connection."""
+    """One end of a NATS connection, with an output queue."""
 
     def __init__(self) -> None:
         self.is_open = False
@@ -71,13 +71,13 @@ class NatsPeer(asyncio.Protocol):
         self._held_for: set[str] = set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Store the transport."""
+        """Store the transport, now that the connection is made."""
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=OUTPUT_BYTES_MAX)
         self.is_open = True
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  asyncio's signature
-        """Drop queued output."""
+        """Drop the queued output."""
         self.is_open = False
         self.output.clear()
 
@@ -87,8 +87,8 @@ class NatsPeer(asyncio.Protocol):
         """Start TLS as NATS does: after the first line, before anything else.
 
         Args:
-            context: our certificate and the trusted authorities.
-            server_name: the server's name; None: we are the server.
+            context: the certificate to present and the authorities to trust.
+            server_name: the server's name; None if this end is the server.
             timeout_s: the limit of the handshake.
 
         Raises:
@@ -119,13 +119,13 @@ class NatsPeer(asyncio.Protocol):
         self.release_reading("output")
 
     def hold_reading(self, why: str) -> None:
-        """Stop reading until released for the same reason."""
+        """Stop reading for a reason, until ``release_reading`` is called with the same reason."""
         if not self._held_for and self._is_alive():
             self._transport.pause_reading()
         self._held_for.add(why)
 
     def release_reading(self, why: str) -> None:
-        """Resume reading unless another reason remains."""
+        """End a reason to stop; resume reading unless another reason remains."""
         if why not in self._held_for:
             return
         self._held_for.discard(why)
@@ -133,15 +133,15 @@ class NatsPeer(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _is_alive(self) -> bool:
-        """Return whether the transport is usable: one that is closing raises."""
+        """Return whether the transport may be used: a closing one would raise."""
         return self.is_open and not self._transport.is_closing()
 
     def is_held(self, why: str) -> bool:
-        """Return whether reading stops for this reason."""
+        """Return whether reading has stopped for this reason."""
         return why in self._held_for
 
     def write(self, data: bytes) -> None:
-        """Write at once, before queued output."""
+        """Write at once, ahead of the queued output."""
         if self.is_open:
             self._transport.write(data)
 
@@ -164,11 +164,11 @@ class NatsPeer(asyncio.Protocol):
 
 
 class MessageReader(NatsPeer):
-    """A connection whose input is parsed, with a share of each round of the loop.
+    """A connection that parses its input for a share of each round of the loop.
 
     Args:
         parser: parses the input.
-        budget: the share of all connections of the listener.
+        budget: the time for all connections of the listener.
     """
 
     def __init__(self, parser: Parser, budget: RoundBudget) -> None:
@@ -178,12 +178,12 @@ class MessageReader(NatsPeer):
         self._received: deque[bytes] = deque()
         self._is_deferred = False
         self.principal = ""
-        """The identified client; empty where access is not checked."""
+        """The principal of the client; empty if access is not checked."""
         self.message_count = 0
-        """Messages received so far."""
+        """The number of messages received so far."""
 
     def client_info(self) -> ConnectionInfo:
-        """Describe the client; any thread."""
+        """Return the client's address and principal; any thread."""
         return ConnectionInfo(
             listener="ingest",
             address=address_text(self._transport),
@@ -200,7 +200,7 @@ class MessageReader(NatsPeer):
             self._keep(data)
             self._defer()
         elif self.is_open:
-            # Most reads are small: several of them share a read of the clock.
+            # Most reads are small: one look at the clock serves several of them.
             events = self.parser.feed(data, PIECES_MAX)
             budget.unclocked -= len(events) + 1
             self._take(events)
@@ -210,19 +210,19 @@ class MessageReader(NatsPeer):
                 self._taken(len(data))
 
     def _keep(self, data: bytes) -> None:
-        """Keep input for a later round."""
+        """Keep input for a later round of the loop."""
         self._received.append(data)
 
     def _read_on(self, size: int = 0) -> None:
-        """Handle input until the share of this round is used up.
+        """Handle kept input until this round's share is used up.
 
         Args:
-            size: bytes that were fed to the parser already.
+            size: the number of bytes that the parser has got already.
         """
         self._is_deferred = False
         loop = asyncio.get_running_loop()
         end_s = self._budget.slice_end()
-        now_s = loop.time() if size else SPENT  # at least one piece
+        now_s = loop.time() if size else SPENT  # without events so far, handle at least one piece
         while self.is_open and (self._received or self.parser.unparsed is not None):
             if now_s >= end_s:
                 self._defer()
@@ -249,15 +249,15 @@ class MessageReader(NatsPeer):
 
     @abstractmethod
     def _taken(self, size: int) -> None:
-        """Follow up on events from ``size`` bytes that were handled in this round."""
+        """Follow up on the events of ``size`` bytes: write answers, count, stop reading."""
 
 
 class Backpressure:
-    """A pause of reading while too much is pending; shared by all connections.
+    """A pause in reading while too much is pending, shared by all connections.
 
     Args:
         pending_max: the limit, such as ``limits.pending_bytes``.
-        reason: the reason for which reading stops.
+        reason: the reason that is passed to ``hold_reading``.
     """
 
     def __init__(self, pending_max: float, reason: str = OVERLOAD) -> None:
@@ -267,12 +267,12 @@ class Backpressure:
         self._held: set[Reading] = set()
 
     def hold(self, peer: Reading) -> None:
-        """Stop reading ``peer`` until there is room."""
+        """Stop reading a connection until there is room."""
         peer.hold_reading(self._reason)
         self._held.add(peer)
 
     def release(self, pending: float) -> None:
-        """Resume reading if there is room."""
+        """Resume reading if ``pending`` is low enough."""
         if self._held and pending <= self._pending_low:
             held, self._held = self._held, set()
             for peer in held:

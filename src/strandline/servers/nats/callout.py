@@ -1,9 +1,9 @@
 """The authorization request that nats-server sends for each client, and its answer.
 
-Rules: a request is accepted only if our own server signed it. An answer is valid for one connection
-only: it names a key that the server generated for it. nats-server treats an empty list of allowed
-subjects as all subjects, so such a list is sent as a denial of all. Pure: decides nothing itself.
-The protocol is NATS' auth callout.
+Rules: a request is accepted only if the broker's own server signed it. An answer is valid for one
+connection only: it names a key that the server generated for it. nats-server takes an empty list of
+allowed subjects to mean all subjects, so an empty list is sent as a denial of everything. Pure:
+this module decides nothing. The protocol is NATS' auth callout.
 """
 
 from typing import Any, Final
@@ -56,19 +56,19 @@ class AuthRequest(msgspec.Struct, frozen=True):
 
     server_id: str
     user_key: str
-    """What the answer must name."""
+    """The key that the answer must name."""
     connection: int
-    """The server's number of the connection."""
+    """The server's number for the connection."""
     host: str
     token: str
-    """What the client shows: its token, or the password of a user."""
+    """The client's token, or its password if it sends a user and a password."""
     user: str
     certificate: str
-    """PEM of its certificate, which the server has verified; empty without one."""
+    """The client's certificate in PEM, which the server has verified; empty without one."""
 
 
 class Permissions(msgspec.Struct, frozen=True):
-    """The subjects that a client may use; a denial wins."""
+    """The subjects that a client may use; a denied subject wins over an allowed one."""
 
     publish: tuple[str, ...]
     publish_not: tuple[str, ...]
@@ -81,10 +81,10 @@ def decode_request(data: bytes, server_id: str) -> AuthRequest:
 
     Args:
         data: the received bytes.
-        server_id: the id of our own server, which is also its public key.
+        server_id: the id of the broker's own server, which is also the server's public key.
 
     Raises:
-        InvalidRecordError: the request is malformed, or not from our server.
+        InvalidRecordError: the request is malformed, or another server has signed it.
     """
     body = verified_claims(data, server_id, _Claims).nats
     chains = body.client_tls.verified_chains if body.client_tls is not None else []
@@ -106,7 +106,7 @@ def encode_admission(
     """Return the answer that accepts a client.
 
     Args:
-        request: the request.
+        request: the authorization request of the client.
         permissions: the client's permissions.
         issuer: the key whose signature the server accepts.
         account: the server's account that the client joins.

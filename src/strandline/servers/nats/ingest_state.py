@@ -1,12 +1,13 @@
-"""The state that all connections of one NATS listener share: its name, path and lines of acks.
+"""The state that all connections of one NATS listener share: its name and the path of messages.
 
-Rules: a connection gets this state when it is made, and knows neither the listener that accepts it
+Rules: a connection gets this state when it is created. It knows neither the listener that accepts
+    it
 nor the client that connects it.
 """
 
 from strandline.servers.nats.ingest import MessageIngest
 from strandline.servers.nats.ports import BrokerPort
-from strandline.servers.nats.replies import AckLines
+from strandline.servers.nats.replies import PubAckLines
 
 
 class IngestState:
@@ -15,12 +16,12 @@ class IngestState:
     Args:
         broker: the broker that stores records.
         name: the listener's name in metrics.
-        ingest: shared by all listeners.
-        ack_lines: the lines of acks on these connections.
+        ingest: appends messages; shared by all listeners.
+        ack_lines: encodes the PubAcks for these connections.
     """
 
     def __init__(
-        self, broker: BrokerPort, name: str, *, ingest: MessageIngest, ack_lines: AckLines
+        self, broker: BrokerPort, name: str, *, ingest: MessageIngest, ack_lines: PubAckLines
     ) -> None:
         self.broker = broker
         self.name = name
@@ -29,4 +30,4 @@ class IngestState:
         self.ack_lines = ack_lines
         broker.telemetry.count_listener(name)
         self.received = broker.telemetry.messages_received
-        """Of each listener; without the lock, since only the loop counts those of this one."""
+        """Messages received, by listener; needs no lock, since only the loop counts this one's."""

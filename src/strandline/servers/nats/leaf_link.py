@@ -1,13 +1,14 @@
 """A leaf connection to a nats-server, over which records reach a consumer's inbox.
 
-A client connection cannot do that: a message to an inbox shall have the record's own subject.
-nats-server lets a leaf send it so: in a message to the inbox with the reply subject
-``$JS.ACK.…@orders.paris`` it takes what follows the ``@`` for the subject that the receiver sees.
+A client connection cannot deliver them: a record is sent to an inbox, but the receiver must see the
+record's own subject. nats-server allows this to a leaf: in a message to the inbox with the reply
+subject ``$JS.ACK.…@orders.paris`` the part after the ``@`` becomes the subject that the receiver
+sees.
 
-Rules: the link subscribes to nothing. The server reports which inboxes have receivers; that
-report and a receiver's request come over different connections, in any order. So an inbox without
-a receiver is dead only if it had one before, or has just lost it. Nothing is kept for a link that
-is down.
+Rules: the link subscribes to nothing. The server reports which inboxes have receivers; such a
+    report
+and the receiver's request come over different connections, in any order. So an inbox without a
+receiver is considered dead only if it has had one. Nothing is queued for a link that is down.
 """
 
 import asyncio
@@ -37,19 +38,19 @@ PROTOCOL_VERSION: Final = "2.10.0"
 BACKOFF_FIRST_S: Final = 0.02
 BACKOFF_MAX_S: Final = 2.0
 OUTPUT_BYTES_MAX: Final = 4 << 20
-"""Unsent output above which deliveries wait."""
+"""The size of unsent output above which deliveries wait."""
 GONE_MAX: Final = 4096
-"""Inboxes that were remembered to have lost their receivers."""
+"""The limit of inboxes that are remembered because they have lost their receivers."""
 SETTLE_TIMEOUT_S: Final = 1.0
 LEAF_LINE_BYTES_MAX: Final = 64 << 10
 
 
 class LeafLink(asyncio.Protocol):
-    """One connection.
+    """One leaf connection.
 
     Args:
-        owner: notified of changes.
-        login: returns the credentials; None: the server asks for none.
+        owner: the client, which is notified of changes.
+        login: returns the credentials; None if the server asks for none.
     """
 
     def __init__(self, owner: "LeafClient", login: Login | None) -> None:
@@ -58,7 +59,7 @@ class LeafLink(asyncio.Protocol):
         self._transport: asyncio.Transport = NO_TRANSPORT
         self._rest = b""
         self._skip = 0
-        """Bytes of an unwanted payload that are still to be skipped."""
+        """The remaining bytes of an unwanted payload."""
         self._is_greeted = False
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[None] = loop.create_future()
@@ -67,12 +68,12 @@ class LeafLink(asyncio.Protocol):
         self._pongs: deque[asyncio.Future[None]] = deque()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
+        """Store the transport, now that the connection is made."""
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=OUTPUT_BYTES_MAX)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Let the owner connect again."""
+        """Report the loss, so that the owner connects again."""
         self.failure = self.failure or (str(exc) if exc else "the server closed the connection")
         if not self.ready.done():
             self.ready.set_exception(UnavailableError(self.failure))
@@ -84,11 +85,11 @@ class LeafLink(asyncio.Protocol):
                 pong.set_result(None)
 
     def pause_writing(self) -> None:
-        """Let deliveries wait."""
+        """Stop deliveries, because the server does not read."""
         self._owner.writable.clear()
 
     def resume_writing(self) -> None:
-        """Let deliveries go on."""
+        """Resume deliveries, because the server reads again."""
         self._owner.writing_resumed()
 
     def write(self, data: bytes) -> None:
@@ -96,7 +97,7 @@ class LeafLink(asyncio.Protocol):
         self._transport.write(data)
 
     def ping(self) -> asyncio.Future[None]:
-        """Return a future that is done when the server has handled all that was written."""
+        """Return a future that completes when the server has handled everything written before."""
         pong: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._pongs.append(pong)
         self.write(b"PING\r\n")
@@ -107,7 +108,7 @@ class LeafLink(asyncio.Protocol):
         self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Handle whole lines."""
+        """Handle all complete lines."""
         data = self._rest + data if self._rest else data
         self._rest = b""
         while data:
@@ -148,7 +149,7 @@ class LeafLink(asyncio.Protocol):
                 self._skip = int(size) + 2 if size.isdigit() and len(size) < 10 else 0
 
     def _greet(self, options: bytes) -> None:
-        """Answer the greeting; later ones change nothing here."""
+        """Answer the server's first INFO; later ones need no answer."""
         if self._is_greeted:
             return
         self._is_greeted = True
@@ -180,14 +181,14 @@ def _ignore(*_: object) -> None:
 
 
 class LeafClient:
-    """A leaf connection that is made again when it breaks, and the interest in inboxes.
+    """A leaf connection that is re-established when it breaks, and the interest in inboxes.
 
     Args:
-        name: distinguishes it from other brokers' links.
-        address: returns the server's host and leaf port, once it runs.
-        login: returns the credentials; None: the server asks for none.
+        name: a name that distinguishes it from other brokers' links.
+        address: returns the server's host and leaf port; called once the server runs.
+        login: returns the credentials; None if the server asks for none.
         is_restricted: whether the server lets it send to private inboxes only.
-        server: what the server is called in messages.
+        server: the name of the server in messages.
     """
 
     def __init__(
@@ -214,7 +215,7 @@ class LeafClient:
         self._grouped: set[bytes] = set()
         """Subjects and patterns that some queue group receives."""
         self._changed: set[bytes] = set()
-        """Subjects and patterns that have gained or lost receivers and are not reported yet."""
+        """Subjects and patterns with gained or lost receivers that are still to be reported."""
         self._gone: OrderedDict[bytes, None] = OrderedDict()
         self.writable = asyncio.Event()
         self._notify_interest: Callable[[Collection[bytes]], None] = _ignore
@@ -228,24 +229,24 @@ class LeafClient:
         connected: Callable[[], None] = _ignore,
         writable: Callable[[], None] = _ignore,
     ) -> None:
-        """Register what is called from now on.
+        """Set the callbacks.
 
         Args:
-            interest_changed: with subjects that have gained or lost receivers.
-            connected: when the link is made, at first or again.
-            writable: when deliveries can go on.
+            interest_changed: called with subjects that have gained or lost receivers.
+            connected: called when the link is established, the first time and again.
+            writable: called when deliveries can continue.
         """
         self._notify_interest = interest_changed
         self._notify_connected = connected
         self._notify_writable = writable
 
     def writing_resumed(self) -> None:
-        """Handle that the server reads again."""
+        """Report that the server reads again."""
         self.writable.set()
         self._notify_writable()
 
     def may_send(self, subject: bytes) -> bool:
-        """Return whether the server lets it send there."""
+        """Return whether the server accepts messages to a subject."""
         return not self._is_restricted or is_private(subject)
 
     @property
@@ -259,10 +260,10 @@ class LeafClient:
         return self._link is not None and self.writable.is_set()
 
     async def start(self, *, is_awaited: bool = True) -> None:
-        """Connect; return when it has happened once.
+        """Connect; return when that has succeeded once.
 
         Args:
-            is_awaited: False returns at once, for a server that may be absent for long.
+            is_awaited: whether to wait; False for a server that may be unreachable for long.
 
         Raises:
             UnavailableError: the server could not be reached in time.
@@ -306,7 +307,7 @@ class LeafClient:
         self.writable.set()
         if self._first is not None and not self._first.done():
             self._first.set_result(None)
-        self._changed.clear()  # whoever hears of the connection looks at everything
+        self._changed.clear()  # after ``connected`` the owner checks all subjects anyway
         self._notify_connected()
         try:
             await link.closed
@@ -321,7 +322,7 @@ class LeafClient:
     # Interest
 
     def interest_came(self, subject: bytes = b"", queue: bytes = b"") -> None:
-        """Handle that a client subscribes to a subject or pattern."""
+        """Handle a report that clients subscribe to a subject or pattern, or a queue group does."""
         self._interest.setdefault(subject, set()).add(queue)
         if queue:
             self._grouped.add(subject)
@@ -329,7 +330,7 @@ class LeafClient:
         self._changed.add(subject)
 
     def interest_went(self, subject: bytes = b"", queue: bytes = b"") -> None:
-        """Handle that no client subscribes to it any longer, in a queue group if one is named."""
+        """Handle a report that no client subscribes to a subject or pattern any longer."""
         queues = self._interest.get(subject, set())
         queues.discard(queue)
         self._changed.add(subject)
@@ -343,24 +344,25 @@ class LeafClient:
             self._gone.popitem(last=False)
 
     def report_interest(self) -> None:
-        """Call back once for all changes that came together; those of a handshake are not all."""
+        """Report all collected changes with one call; not those that arrive with the handshake."""
         if self._changed and self.knows_interest:
             changed, self._changed = self._changed, set()
             self._notify_interest(changed)
 
     def has_interest(self, inbox: bytes) -> bool:
-        """Return whether a client is known to receive an inbox."""
+        """Return whether the server has reported a receiver of an inbox."""
         return not self._interest.keys().isdisjoint(_patterns(inbox))
 
     def is_subscribed(self, subject: bytes, queue: bytes = b"") -> bool:
-        """Return whether somebody subscribes to exactly a subject, as a queue group if named.
+        """Return whether a client subscribes to exactly a subject, in the queue group if named.
 
-        Not if nothing may be sent there, as for a consumer that is older than access control.
+        False also for a subject to which this link may not send, as that of a consumer created
+        before access control was turned on.
         """
         return self.may_send(subject) and queue in self._interest.get(subject, ())
 
     def _groups(self, subjects: Collection[bytes]) -> bytes:
-        """Return the queue groups that subscribe to one of some subjects, as a frame names them."""
+        """Return the queue groups that subscribe to any of the subjects, as a frame lists them."""
         if not self._grouped:
             return b""
         patterns = set().union(*map(_patterns, subjects)) & self._grouped
@@ -378,20 +380,20 @@ class LeafClient:
     def deliver(
         self, inbox: bytes, payload: bytes, *, block: bytes, reply: bytes = b"", queue: bytes = b""
     ) -> None:
-        """Queue a status for an inbox; lost if the link is down.
+        """Queue a status message for an inbox; it is lost if the link is down.
 
         Args:
-            inbox: where to.
+            inbox: the inbox.
             payload: the payload.
-            block: a header block; empty: none.
-            reply: the reply subject; empty: none.
-            queue: the queue group of which one member receives it; empty: one of each group does.
+            block: the header block; empty for none.
+            reply: the reply subject; empty for none.
+            queue: the queue group to deliver to; empty: one member of each group receives it.
         """
         if self._link is None:
             return
         queue = queue or self._groups((inbox,))
         if queue:
-            # A leaf has to name the groups: without that, nobody in them receives anything.
+            # A leaf must name the groups: otherwise no member of a group receives the message.
             to = b"%b + %b %b" % (inbox, reply, queue) if reply else b"%b | %b" % (inbox, queue)
         else:
             to = b"%b %b" % (inbox, reply) if reply else inbox
@@ -402,38 +404,38 @@ class LeafClient:
         self._output += (line, payload, b"\r\n")
 
     def deliver_run(self, run: DeliveredRun, *, queue: bytes = b"") -> None:
-        """Queue records for inboxes; lost if the link is down.
+        """Queue records for inboxes; they are lost if the link is down.
 
         Args:
             run: the deliveries.
-            queue: the queue group of which one member receives each; empty: one of each group does.
+            queue: the queue group to deliver to; empty: one member of each group receives each.
         """
         if self._link is not None:
             queue = queue or self._groups(frozenset(run.inboxes))
             self._output.append(leaf_frames(run, queue))
 
     async def settle(self) -> None:
-        """Wait until the server has handled what is sent, so that what follows comes after it.
+        """Wait until the server has handled everything sent, so that later answers come after it.
 
-        Answers to requests take another connection, and would overtake deliveries.
+        Answers to requests take another connection, where they could overtake deliveries.
         """
         self.flush()
         if self._link is not None:
-            with contextlib.suppress(TimeoutError):  # the order is a courtesy, the answer is not
+            with contextlib.suppress(TimeoutError):  # answer even if the order is uncertain
                 async with asyncio.timeout(SETTLE_TIMEOUT_S):
                     await self._link.ping()
 
     def flush(self) -> None:
-        """Send what is queued, in one write."""
+        """Send the queued output in one write."""
         output, self._output = self._output, []
         if self._link is not None and output:
             self._link.write(b"".join(output))
 
 
 def _patterns(subject: bytes) -> set[bytes]:
-    """Return the patterns that clients subscribe to, to receive what is sent to an inbox.
+    """Return the patterns by which a client may subscribe to an inbox.
 
-    Not ``>``: it is subscribed to for other reasons, and would keep every pull alive.
+    ``>`` is left out: it is subscribed to for other reasons, and would keep every pull alive.
     """
     tokens = subject.split(b".")
     found = {subject}

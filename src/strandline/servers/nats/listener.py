@@ -1,9 +1,8 @@
-"""The ingest listener: NATS' client protocol for publishers, without the hop through a server.
+"""The ingest listener: NATS' client protocol without the hop through a server.
 
-It receives publishes and sends acks, and what consumers deliver. It is not a NATS server:
-subscriptions only receive that and replies, and publishers do not receive each other's messages.
-Rules: connections share only the routes, the consumers and limits, and one connection costs the
-others only its share of the loop.
+It receives publishes and sends acks, and what consumers deliver. It is not a NATS server: clients
+do not receive each other's messages. Rules: connections share only the routes, the consumers and
+the limits. A connection costs the others only its share of the loop.
 """
 
 import asyncio
@@ -31,7 +30,7 @@ from strandline.version import __version__
 logger = logging.getLogger(__name__)
 
 NATS_VERSION: Final = "2.10.0"
-"""The protocol level spoken, where clients look for a server's version."""
+"""The protocol level of this listener; clients read it as the server's version."""
 PING_INTERVAL_S: Final = 60.0
 DRAIN_TIMEOUT_S: Final = 5.0
 CLOSE_TIMEOUT_S: Final = 1.0
@@ -39,16 +38,16 @@ UNANSWERED_PINGS_MAX: Final = 2
 
 
 class IngestListener:
-    """The listener for publishers.
+    """The listener for clients of the NATS protocol.
 
     Args:
         broker: the broker that stores records.
         config: the broker's settings.
         routes: the routes of all streams; shared with the other listeners.
-        ingest: handles messages that are more than a plain payload.
+        ingest: appends messages that are more than a plain payload.
         metering: the meters of principals, if shared with other servers.
         api: answers requests of the JetStream API.
-        receivers: the receivers of what consumers deliver.
+        receivers: the receivers of consumers' deliveries.
 
     Raises:
         InvalidConfigError: a certificate cannot be used.
@@ -103,14 +102,14 @@ class IngestListener:
         self._pinger = start_task(self._ping_all(), "ingest-pings")
 
     def pause(self) -> None:
-        """Stop receiving."""
+        """Stop receiving messages."""
         if self._server is not None:
             self._server.close()
         for connection in self.shared.connections:
             connection.hold_reading("stopping")
 
     async def stop(self) -> None:
-        """Stop receiving, answer received messages, close."""
+        """Stop receiving, answer the messages received so far, and close."""
         if self._server is None:
             return
         self.pause()
@@ -147,21 +146,21 @@ class IngestListener:
         return b"INFO %b\r\n" % msgspec.json.encode(info)
 
     def streams_changed(self) -> None:
-        """Drop caches that may belong to deleted streams."""
+        """Drop cached lines, which may belong to deleted streams."""
         self.shared.ack_lines.clear()
 
     async def _ping_all(self) -> None:
-        """Close connections whose client does not answer pings."""
+        """Ping all clients repeatedly; close the connections of those that do not answer."""
         while True:
             await asyncio.sleep(PING_INTERVAL_S)
             for connection in list(self.shared.connections):
                 if connection.is_handshaking:
-                    continue  # it has a limit of its own
+                    continue  # the handshake has its own timeout
                 connection.check_identity()
                 if not connection.is_open:
                     connection.abort()
                 elif connection.is_held(OVERLOAD) or connection.is_held(QUOTA):
-                    continue  # its pong could not be read
+                    continue  # the client's pong could not be read
                 elif connection.unanswered_pings >= UNANSWERED_PINGS_MAX:
                     connection.fail("Stale Connection")
                 else:

@@ -1,12 +1,12 @@
 """The broker's connection to a nats-server: it receives messages and sends acks.
 
-Rules: one binding has one subscription and one sid. A message belongs to the binding of its sid
-only, so two streams on one subject each get it, and nats-server handles queue groups. Every broker
-of a cluster receives a message, and the partition's leader answers it. A message to a queue group
-reaches only one broker, which therefore always answers, and still handles messages that arrive
-after it has unsubscribed. Acks are queued and written once per group commit. The connection neither
-connects nor reconnects. A message that only this broker receives is forwarded if another broker
-leads.
+Rules: each binding has one subscription with one sid. A message belongs only to the binding of its
+sid, so two streams on one subject each receive it, and nats-server handles queue groups. Every
+broker of a cluster receives a message, and the partition's leader answers it. A message to a queue
+group reaches only one broker, which therefore always answers, and still handles messages that
+arrive after it has unsubscribed. If only this broker receives a message and another broker leads
+the partition, the message is forwarded. Acks are queued and written once per group commit. The
+connection neither connects nor reconnects.
 """
 
 import asyncio
@@ -46,12 +46,12 @@ REPLIES: Final = b"replies"
 EVENTS: Final = b"events"
 API: Final = b"api"
 PEERS: Final = b"peers"
-"""Names of subscriptions that feed no stream; those of streams are numbers."""
+"""The sids of subscriptions that belong to no stream; those of streams are numbers."""
 API_PREFIX: Final = PREFIX.encode()
 BUCKETS: Final = b"$KV."
-ACKS: Final = b"$JS.ACK."
-ACK_SUBJECTS: Final = (b"$JS.ACK.%b.>", b"$JS.FC.%b.>")
-"""Of a stream's consumers; each is its subscription's name, too."""
+CONSUMER_ACKS: Final = b"$JS.ACK."
+CONSUMER_ACK_SUBJECTS: Final = (b"$JS.ACK.%b.>", b"$JS.FC.%b.>")
+"""The subjects of acknowledgements by a stream's consumers; each is also its sid."""
 
 
 class NatsConnection(ServerLink):
@@ -59,9 +59,9 @@ class NatsConnection(ServerLink):
 
     Args:
         shared: the state that outlives the connection.
-        is_alone: whether no other broker receives the server's messages; else the leader does too.
+        is_alone: whether no other broker receives the server's messages; otherwise the leader does.
         api: answers requests of the JetStream API; None: another connection carries them.
-        peer_subject: where other brokers send requests that are only answered; empty: none do.
+        peer_subject: the subject where other brokers' requests are answered; empty for none.
     """
 
     def __init__(
@@ -77,14 +77,14 @@ class NatsConnection(ServerLink):
         self._api = api
         self._peer_subject = peer_subject
         self._sids: dict[str, dict[Binding, bytes]] = {}
-        """Of each stream."""
+        """The subscriptions of each stream: binding → sid."""
         self._tables: dict[bytes, RouteTable] = {}
-        self._acked: set[bytes] = set()
-        """Subscriptions to acknowledgements."""
-        self._acks: list[Message] = []
-        """Acknowledgements that came together."""
+        self._consumer_ack_sids: set[bytes] = set()
+        """Sids of the subscriptions to consumers' acknowledgements."""
+        self._consumer_acks: list[Message] = []
+        """Acknowledgements of deliveries, collected to be passed on together."""
         self._last_sid = 0
-        # Other brokers answer the API's requests with records, which nobody else may receive.
+        # Other brokers answer requests with records, which only this broker may receive.
         prefix = INBOX_PREFIX if api is None else f"{private_inbox('strandline api')}."
         self._inbox = f"{prefix}{secrets.token_hex(11)}".encode()
         self._requests: dict[bytes, asyncio.Future[bytes | None]] = {}
@@ -109,7 +109,7 @@ class NatsConnection(ServerLink):
             messages += 1
             subject, sid, reply, block, payload = event
             table = tables.get(sid)
-            if table is None:  # unsubscribed meanwhile, or not the sid of a stream
+            if table is None:  # unsubscribed in between, or the sid belongs to no stream
                 self._take_other(event)
                 continue
             route = table.remembered.get(subject) or self._find_route(table, subject, reply)
@@ -130,19 +130,19 @@ class NatsConnection(ServerLink):
             else:
                 taker: ReplySink = self._sole if route.is_shared else self
                 route.partition.append(payload, subject=route.subject, ack_sink=taker, token=reply)
-        self._hand_over_acks()
+        self._pass_on_consumer_acks()
         shared.received[shared.name] += messages
 
     def _take_many(self, events: Sequence[Event]) -> bool:
-        """Append what one read brought, if it is nothing but plain messages; else return False."""
+        """Handle a read of only plain messages, or only acknowledgements; else return False."""
         if not are_messages(events) or len({message[1] for message in events}) > 1:
             return False
         subject, sid, *_ = events[0]
         table = self._tables.get(sid)
         route = table.remembered.get(subject) if table is not None else None
-        if table is None and sid.startswith(ACKS):
-            self._acks += events
-            self._hand_over_acks()
+        if table is None and sid.startswith(CONSUMER_ACKS):
+            self._consumer_acks += events
+            self._pass_on_consumer_acks()
             return True
         if table is None or route is None:
             return False
@@ -161,7 +161,7 @@ class NatsConnection(ServerLink):
             backpressure.hold(self)
 
     def _find_route(self, table: RouteTable, subject: bytes, reply: bytes | None) -> Route | None:
-        """Return the route of a new subject; None if the subject is invalid."""
+        """Return the route of a subject seen for the first time; None if the subject is invalid."""
         try:
             return table.find(subject)
         except InvalidSubjectError as error:
@@ -172,7 +172,7 @@ class NatsConnection(ServerLink):
     # Requests
 
     async def request(self, subject: bytes, payload: bytes) -> bytes | None:
-        """Send a request to a service of the server; return its reply, or None without responders.
+        """Send a request over the server; return the reply, or None if there are no responders.
 
         Raises:
             DisconnectedError: the connection was lost.
@@ -195,17 +195,17 @@ class NatsConnection(ServerLink):
             del self._requests[reply]
 
     def listen(self, pattern: bytes, on_message: Callable[[], None]) -> None:
-        """Call back for each message on a pattern that is no stream's; only one at a time."""
+        """Call back for each message on a pattern outside all streams; one pattern at a time."""
         self._on_message = on_message
         self.write(encode_subscribe(pattern, EVENTS))
 
     def _take_other(self, message: Message) -> None:
         subject, sid, reply, block, payload = message
         if sid == API and self._api is not None:
-            self._hand_over_acks()
+            self._pass_on_consumer_acks()
             self._take_request(self._api, message)
         if sid.startswith(b"$JS."):
-            self._acks.append(message)
+            self._consumer_acks.append(message)
         if sid == PEERS and reply is not None:
             self.deliver(reply, b"")
         if sid == EVENTS and self._on_message is not None:
@@ -216,31 +216,31 @@ class NatsConnection(ServerLink):
             answer.set_result(None if is_none else payload)
 
     def _take_request(self, api: JetStreamApi, message: Message) -> None:
-        """Handle a message below the API's prefix."""
+        """Handle a request to the JetStream API, whose prefix its subject has."""
         subject, _, reply, block, payload = message
         rest = subject.removeprefix(api.prefix.encode())
         if not (api.domain and rest.startswith(BUCKETS)):
             api.take(API_PREFIX + rest, reply, block=block, payload=payload, link=self)
             return
-        # So some clients put to a bucket of a domain: it is a publish.
+        # Some clients put to a bucket of a domain in this way; treat it as a publish.
         ingest = self._shared.ingest
         route = self._find_route(self._shared.broker.routes, rest, reply)
         if route is not None and route.groups:
             ingest.take(route, reply, block=block, payload=payload, sink=self)
 
-    def _hand_over_acks(self) -> None:
-        """Let the API handle the acknowledgements that came until now."""
-        acks, self._acks = self._acks, []
+    def _pass_on_consumer_acks(self) -> None:
+        """Pass the collected acknowledgements of deliveries to the API."""
+        acks, self._consumer_acks = self._consumer_acks, []
         if acks and self._api is not None:
-            self._api.take_acks(acks, self)
+            self._api.take_consumer_acks(acks, self)
 
     # Subscriptions
 
     def begin(self, bindings: Mapping[str, Sequence[Binding]]) -> None:
-        """Subscribe for the first time: to these bindings, and to requests.
+        """Subscribe to bindings and requests, as the first operation of the connection.
 
         Raises:
-            UnavailableError: another JetStream answers the same requests.
+            UnavailableError: another JetStream of the same domain answers the same requests.
         """
         self.subscribe(bindings)
         if self._peer_subject:
@@ -256,7 +256,7 @@ class NatsConnection(ServerLink):
             self._api.attach(self)
 
     def subscribe(self, bindings: Mapping[str, Sequence[Binding]]) -> None:
-        """Subscribe to exactly these bindings of each stream that is named."""
+        """Subscribe to exactly the given bindings of each named stream."""
         lines: list[bytes] = []
         gone: list[tuple[Binding, bytes]] = []
         for name, wanted in bindings.items():
@@ -265,12 +265,12 @@ class NatsConnection(ServerLink):
             gone += [(each, sid) for each, sid in before.items() if each not in sids]
             if sids:
                 self._sids[name] = sids
-        # Unsubscribe last: where one binding replaces another, no message may be lost between.
+        # Unsubscribe last: where one binding replaces another, no message in between may be lost.
         lines += self._forget(gone)
         self.write(b"".join(lines))
 
     def _begin(self, binding: Binding, lines: list[bytes]) -> bytes:
-        """Return the sid of a new subscription, and add the line that begins it."""
+        """Return the sid of a new subscription, and append the line that begins it."""
         self._last_sid += 1
         sid = b"%d" % self._last_sid
         self._tables[sid] = RouteTable((binding,))
@@ -279,7 +279,7 @@ class NatsConnection(ServerLink):
         return sid
 
     def _forget(self, gone: list[tuple[Binding, bytes]]) -> list[bytes]:
-        """Return the lines that end subscriptions; messages in flight to groups are handled."""
+        """Return the lines that end subscriptions; queue groups' messages in flight are handled."""
         lines: list[bytes] = []
         shared: list[bytes] = []
         for binding, sid in gone:
@@ -301,28 +301,30 @@ class NatsConnection(ServerLink):
 
     def unsubscribe_all(self) -> None:
         """End all subscriptions; messages in flight are still handled."""
-        self.write(b"".join(map(encode_unsubscribe, (*self._tables, *self._acked, API, PEERS))))
+        self.write(
+            b"".join(map(encode_unsubscribe, (*self._tables, *self._consumer_ack_sids, API, PEERS)))
+        )
 
     is_shared = True
-    """Whoever subscribes to an inbox at nats-server receives what is sent there."""
+    """True: every client at nats-server that subscribes to an inbox receives what is sent there."""
 
     def receiver(self, inbox: bytes) -> bytes:
-        """Return who receives what a consumer delivers for a pull: any client of nats-server."""
+        """Return the receiver of what a consumer delivers for a pull: all clients at an inbox."""
         return inbox
 
-    def subscribe_acks(self, stream: str) -> None:
-        """Hear the acknowledgements of a stream's consumers."""
-        subjects = [each % stream.encode() for each in ACK_SUBJECTS]
-        self._acked.update(subjects)
+    def subscribe_consumer_acks(self, stream: str) -> None:
+        """Subscribe to the acknowledgements of a stream's consumers."""
+        subjects = [each % stream.encode() for each in CONSUMER_ACK_SUBJECTS]
+        self._consumer_ack_sids.update(subjects)
         self.write(b"".join(encode_subscribe(each, each) for each in subjects))
 
-    def unsubscribe_acks(self, stream: str) -> None:
-        """Hear them no longer."""
-        subjects = [each % stream.encode() for each in ACK_SUBJECTS]
-        self._acked.difference_update(subjects)
+    def unsubscribe_consumer_acks(self, stream: str) -> None:
+        """Unsubscribe from the acknowledgements of a stream's consumers."""
+        subjects = [each % stream.encode() for each in CONSUMER_ACK_SUBJECTS]
+        self._consumer_ack_sids.difference_update(subjects)
         self.write(b"".join(map(encode_unsubscribe, subjects)))
 
-    # Replies
+    # Replies to publishers
 
     @property
     def answers_leaderless(self) -> bool:
@@ -344,14 +346,14 @@ class NatsConnection(ServerLink):
     def acked_many(
         self, tokens: Sequence[object], partition: PartitionName, offset: Offset
     ) -> None:
-        """Queue the PubAcks of records in a row."""
+        """Queue the PubAcks of consecutive records."""
         if not self.output:
             self._shared.ingest.unflushed.append(self)
         replies = cast("Sequence[bytes | None]", tokens)
         self.output.append(self._shared.ack_lines.encode(partition, offset, replies))
 
     def rejected(self, token: object, error: StrandlineError) -> None:
-        """Queue an error reply, unless another broker that receives every message answers."""
+        """Queue an error reply, unless another broker, which receives the message, too, answers."""
         if is_left_to_others(error, self):
             return
         self.deliver(cast("bytes", token), error_reply(error))
@@ -359,28 +361,28 @@ class NatsConnection(ServerLink):
     def deliver(self, to: bytes, payload: bytes) -> None:
         """Queue a message; drop one for which nats-server would close the shared connection.
 
-        Such a message has an invalid or too long subject, or is too large. A publisher chooses the
-        inbox of a Liftbridge ack and much of its content.
+        That is a message with an invalid or too long subject, or a too large one. A publisher
+        chooses the inbox of a Liftbridge ack and much of its content.
         """
         if self._may_send(to, len(payload)):
             self.output.append(encode_publish(to, payload))
 
     def deliver_with_headers(self, to: bytes, payload: bytes, *, block: bytes) -> None:
-        """Queue a message with a header block, as ``deliver`` does."""
+        """Queue a message with headers; drop it in the same cases as ``deliver``."""
         if self._may_send(to, len(payload) + len(block)):
             self.output.append(encode_publish_with_headers(to, payload, block=block))
 
     def flush_answers(self) -> None:
-        """Send what was queued between group commits, in one write for several answers."""
+        """Send queued answers in the next round of the loop, in one write for several."""
         self._shared.ingest.send_answers_soon()
 
     @property
     def payload_max(self) -> int:
-        """The largest message that nats-server takes."""
+        """The largest message that nats-server accepts."""
         return self.parser.payload_max
 
     def _may_send(self, to: bytes, size: int) -> bool:
-        """Return whether nats-server takes a message; have it flushed."""
+        """Return whether nats-server accepts a message; if so, have the output flushed."""
         if not 0 < len(to) <= SUBJECT_BYTES_MAX or any(blank in to for blank in b" \t\r\n"):
             return False
         if size > self.parser.payload_max:
@@ -394,7 +396,7 @@ class QueueGroupResponder:
     """An ack sink for messages to a queue group, which no other broker receives.
 
     Args:
-        link: the connection that received them.
+        link: the connection that received the messages.
     """
 
     is_alone = answers_leaderless = True
@@ -407,5 +409,5 @@ class QueueGroupResponder:
         self.release_reading = link.release_reading
 
     def rejected(self, token: object, error: StrandlineError) -> None:
-        """Queue an error reply, also if another broker leads."""
+        """Queue an error reply, even if another broker leads."""
         self.deliver(cast("bytes", token), error_reply(error))

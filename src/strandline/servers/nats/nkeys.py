@@ -41,14 +41,14 @@ class KeyPair:
     def __init__(self, kind: int) -> None:
         self._private = Ed25519PrivateKey.generate()
         self.public = encode_public(kind, self._private.public_key().public_bytes_raw())
-        """As NATS writes it."""
+        """The public key in NATS' encoding."""
 
     def sign(self, data: bytes) -> str:
-        """Return a signature as NATS clients send it."""
+        """Return a signature in the encoding that NATS clients send."""
         return _base64(self._private.sign(data)).decode()
 
     def token(self, claims: dict[str, Any]) -> str:
-        """Return claims as a token signed by this key."""
+        """Return claims as a token that this key has signed."""
         body = b".".join(_base64(msgspec.json.encode(each)) for each in (HEADER, claims))
         return f"{body.decode()}.{self.sign(body)}"
 
@@ -86,7 +86,7 @@ def verified_claims(token: bytes, signer: str, kind: type[T]) -> T:
         kind: the type of the claims.
 
     Raises:
-        InvalidRecordError: the token is malformed, or another key signed it.
+        InvalidRecordError: the token is malformed, or another key has signed it.
     """
     if len(token) > TOKEN_BYTES_MAX:
         raise InvalidRecordError(f"a token of {len(token)} bytes")

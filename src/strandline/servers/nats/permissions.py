@@ -3,22 +3,22 @@
 A rule about subjects applies to messages: ``publish subject P`` allows publishing to P, and ``read
 subject P`` allows receiving messages on P. A rule about streams applies to requests of the
 JetStream API, whose subjects name the stream. It does not apply to publishes, because a message
-goes to every stream on its subject.
+goes to every stream bound to its subject.
 
-nats-server does not say who sent a request. So a request whose body could ask for more than its
-subject says needs permission for all that it could ask for: creating a stream means recording any
-subject, and listing streams shows all of them. A rule whose pattern is the beginning of a name has
-no counterpart among NATS' subjects and allows nothing of the API.
+nats-server does not report who sent a request. So if the body of a request could ask for more than
+its subject shows, the request needs permission for all of that: creating a stream can record any
+subject, and listing streams shows all of them. A rule whose pattern is the beginning of a name
+cannot be expressed as a NATS subject, and allows no API requests.
 
-The broker can neither slow down a client of nats-server nor count its messages, because the server
-does not identify their sender. So a principal with a quota of bytes or requests may not do here
-what the quota limits, and uses the ingest listener or Arrow Flight.
+The broker can neither slow down clients of nats-server nor count their messages, because the server
+does not identify their sender. So a principal with a quota of bytes or requests may not do at
+nats-server what the quota limits; it uses the ingest listener or Arrow Flight.
 
 Rules: every client may receive replies, and what is sent to its own private inbox. Only the broker
-may send to either, because receivers trust it. A pattern that matches private inboxes, such as
-``>``, allows nobody but an administrator to subscribe. Nobody may receive requests, and a pattern
-of a rule about subjects that covers NATS' own subjects does not allow them: a denial wins, so such
-a principal has no JetStream API, unless it may administer the cluster. Pure.
+may send to either, because receivers trust it. Only an administrator may subscribe to a pattern
+that matches private inboxes, such as ``>``. No client may receive requests. A rule about subjects
+whose pattern covers NATS' own subjects does not allow these: they are denied, and a denial wins. So
+such a principal has no JetStream API, unless it may administer the cluster. Pure.
 """
 
 from collections.abc import Iterator, Mapping
@@ -44,7 +44,7 @@ BUCKETS: Final = "$KV.>"
 OF_NATS: Final = (SYSTEM_SUBJECTS, JETSTREAM, BUCKETS, "$O.>", "$MQTT.>")
 EVERY_SUBJECT: Final = ">"
 KNOWING: Final[tuple[Operation, ...]] = ("read", "publish", "admin")
-"""Each lets a principal know of a stream."""
+"""Operations of which each lets a principal see that a stream exists."""
 OF_READ: Final = (
     "STREAM.MSG.GET.{}",
     "DIRECT.GET.{}",
@@ -62,7 +62,7 @@ OF_CONSUMER: Final = (
     "CONSUMER.MSG.NEXT.{}.{}",
 )
 OF_ANY_CONSUMER: Final = "CONSUMER.CREATE.{}"
-"""A consumer whose name the broker makes up."""
+"""The request for a consumer whose name the broker chooses."""
 OF_ADMIN: Final = (
     "STREAM.UPDATE.{}",
     "STREAM.DELETE.{}",
@@ -84,10 +84,10 @@ def permissions_of(
     """Return the subjects that a principal may publish to and receive.
 
     Args:
-        principal: who.
+        principal: the principal.
         acls: the rules.
         quota: the principal's quota.
-        partitions: how many partitions each stream has.
+        partitions: the number of partitions of each stream.
     """
     is_metered = bool(quota.publish_bytes_per_s or quota.requests_per_s)
     publish = () if is_metered else acls.patterns(principal, "publish", "subject")
@@ -97,14 +97,14 @@ def permissions_of(
     if acls.is_admin(principal):
         denied -= {JETSTREAM, BUCKETS}
     else:
-        # A denial would not do: of a record, nats-server compares it with the record's own subject.
+        # Denials do not suffice: nats-server compares them with a record's own subject.
         read = tuple(pattern for pattern in read if not _reaches_inboxes(pattern))
         if not any(map(_covers_api, publish)):
             denied.discard(JETSTREAM)
             if not is_metered:
                 requests = set(_requests(principal, acls, partitions or {}))
     if not any(has_wildcard(pattern.partition(".")[0]) for pattern in publish):
-        denied.discard(BUCKETS)  # only a rule that names a bucket allows publishing to it
+        denied.discard(BUCKETS)  # without wildcards, a rule allows a bucket only by its name
     return Permissions(
         publish=tuple(sorted(set(publish) | requests)),
         publish_not=(INBOXES, PRIVATE_INBOXES, *(each for each in OF_NATS if each in denied)),
@@ -114,7 +114,7 @@ def permissions_of(
 
 
 def _covers_api(pattern: str) -> bool:
-    """Return whether a pattern of a rule matches subjects of JetStream."""
+    """Return whether the pattern of a rule matches subjects of JetStream."""
     first = pattern.partition(".")[0]
     return has_wildcard(first) or first == "$JS"
 
@@ -150,7 +150,7 @@ def _requests(principal: Principal, acls: Acls, partitions: Mapping[str, int]) -
 
 
 def _of_consumers(stream: str, groups: tuple[str, ...]) -> Iterator[str]:
-    """Yield the requests and acknowledgements for a stream's consumers, by rules about groups."""
+    """Yield requests and acknowledgements for a stream's consumers, by the rules about groups."""
     if ANYTHING in groups:
         yield PREFIX + OF_ANY_CONSUMER.format(stream)
     for pattern in groups:
@@ -167,7 +167,7 @@ def _of_consumers(stream: str, groups: tuple[str, ...]) -> Iterator[str]:
 
 
 def _tokens(pattern: str, partitions: Mapping[str, int]) -> Iterator[str]:
-    """Yield the names in requests that stand for a rule's streams."""
+    """Yield the names that requests use for the streams of a rule."""
     if pattern == ANYTHING:
         yield ANYTHING
     elif not pattern.endswith(ANYTHING):

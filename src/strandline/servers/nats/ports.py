@@ -1,6 +1,6 @@
 """The interfaces of the broker that the NATS servers need.
 
-The broker's classes satisfy these protocols structurally; unit tests use small fakes.
+The broker's classes have these interfaces; unit tests use small fakes.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -19,7 +19,7 @@ from strandline.types import Offset
 
 
 class AdmissionPort(Protocol):
-    """The part of admission control that these servers need."""
+    """The interface of admission control that these servers need."""
 
     @property
     def pending_bytes(self) -> int:
@@ -29,12 +29,12 @@ class AdmissionPort(Protocol):
     def reject(
         self, error: StrandlineError, ack_sink: AckSink | None, token: object, *, stream: str
     ) -> None:
-        """Count a rejected record, and report it to the ack sink or else to the log."""
+        """Count a rejected record, and report it to the ack sink or, without one, to the log."""
         ...
 
 
 class BrokerPort(Protocol):
-    """A broker as these servers need it."""
+    """The interface of a broker that these servers need."""
 
     @property
     def clock(self) -> Clock:
@@ -48,7 +48,7 @@ class BrokerPort(Protocol):
 
     @property
     def has_lease(self) -> bool:
-        """Whether the rules and tokens in the metadata may still be used."""
+        """Whether the rules and tokens in the metadata are recent enough to be used."""
         ...
 
     @property
@@ -72,7 +72,7 @@ class BrokerPort(Protocol):
 
     @property
     def routes(self) -> RouteTable:
-        """From a subject to the streams that store it."""
+        """The table of routes from subjects to the streams that store them."""
         ...
 
     def streams(self) -> Sequence[StreamPort]:
@@ -84,24 +84,24 @@ class BrokerPort(Protocol):
         ...
 
     def on_stream_created(self, callback: Callable[[str], Awaitable[None]]) -> None:
-        """Await ``callback`` with its name before a stream's creation is answered."""
+        """Await ``callback`` with a stream's name before the stream's creation is answered."""
         ...
 
     def on_creating_stream(self, check: Callable[[StreamConfig], Awaitable[None]]) -> None:
-        """Await a check before a stream is created; an exception rejects the creation."""
+        """Await ``check`` before a stream is created; an exception rejects the creation."""
         ...
 
     def reads(self, ack_sink: AckSink) -> None:
-        """Declare that the loop itself reads the connection of an ack sink."""
+        """Declare that the connection of an ack sink is read by the loop itself."""
         ...
 
     def on_answered(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` after ack sinks got outcomes, and after each group commit."""
+        """Call ``callback`` after ack sinks have got outcomes, and after each group commit."""
         ...
 
 
 class JetStreamPort(Protocol):
-    """A broker as the JetStream API needs it."""
+    """The interface of a broker that the JetStream API needs."""
 
     @property
     def clock(self) -> Clock:
@@ -115,7 +115,7 @@ class JetStreamPort(Protocol):
 
     @property
     def has_lease(self) -> bool:
-        """Whether the metadata known here is recent enough to answer by."""
+        """Whether this broker's metadata is recent enough to answer from."""
         ...
 
     @property
@@ -129,15 +129,15 @@ class JetStreamPort(Protocol):
         ...
 
     def on_image(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` after the metadata changed."""
+        """Call ``callback`` after the metadata has changed."""
         ...
 
     def on_leading(self, callback: Callable[[Collection[str]], None]) -> None:
-        """Call ``callback`` with the names of streams of which this broker begins to lead parts."""
+        """Call ``callback`` with the names of streams when this broker begins to lead in them."""
         ...
 
     def check_metadata(self) -> None:
-        """Reject to say that there is no stream where that is not known."""
+        """Raise if the metadata is too old to say that a stream does not exist."""
         ...
 
     def streams(self) -> list[Stream]:
@@ -162,7 +162,7 @@ class JetStreamPort(Protocol):
 
 
 class FrontEndPort(BrokerPort, JetStreamPort, Protocol):
-    """A broker as all NATS listeners together need it."""
+    """The interface of a broker that all NATS listeners together need."""
 
     @property
     def consumers(self) -> ConsumerStore:

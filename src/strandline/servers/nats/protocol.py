@@ -1,15 +1,15 @@
 """The NATS client protocol without sockets: bytes in, events out, for both ends of a connection.
 
-A published or delivered message is a plain tuple (the hot path creates a hundred thousand per
-second); other operations are small structs. Rules:
+A published or delivered message is a plain tuple, because the hot path creates a hundred thousand
+per second; other operations are small structs. Rules:
 
-- any way of cutting the same bytes into chunks gives the same events, and so does any way of taking
-  the events in pieces;
-- any bytes give events, at worst a ``Violation``, after which the parser is deaf;
-- at most one control line or one payload is kept between chunks, and each has a cap;
-- no byte is copied more than a fixed number of times, whatever the chunks.
+- The same bytes give the same events, however they are cut into chunks, and however many events are
+  taken at once.
+- Any bytes give events, at worst a ``Violation``; after that the parser ignores all input.
+- At most one control line or one payload is kept between chunks, and the size of each is limited.
+- No byte is copied more than a fixed number of times, whatever the chunks.
 
-Must not know connections, subjects' meaning, headers' content or JSON.
+This module must not know connections, the meaning of subjects, the content of headers, or JSON.
 """
 
 from collections.abc import Sequence
@@ -21,9 +21,9 @@ from strandline.speedups import split_messages
 from strandline.speedups.pure import DIGITS_MAX
 
 LINE_BYTES_MAX: Final = 4096
-"""Longest control line taken from a client, as in nats-server."""
+"""The longest control line of a client, as in nats-server."""
 SERVER_LINE_BYTES_MAX: Final = 64 << 10
-"""Longest line taken from a server: INFO lists a whole cluster."""
+"""The longest line of a server, whose INFO lists a whole cluster."""
 HUGE: Final = 1 << 62
 NO_LIMIT: Final = 1 << 62
 
@@ -36,12 +36,12 @@ LINE_TOO_LONG: Final = "Maximum Control Line Exceeded"
 PARSER_ERROR: Final = "Parser Error"
 
 Message = tuple[bytes, bytes, bytes | None, bytes | None, bytes]
-"""(subject, sid, reply, header block, payload); sid is empty at the server's end, reply and header
-block are None where absent or empty."""
+"""Subject, sid, reply, header block, payload. The sid is empty at the server's end. Reply and
+header block are None if absent or empty."""
 
 
 class Subscribe(msgspec.Struct, frozen=True):
-    """A SUB operation: deliver ``subject`` under ``sid``."""
+    """A SUB operation: deliver messages on ``subject`` with this ``sid``."""
 
     subject: bytes
     sid: bytes
@@ -49,7 +49,7 @@ class Subscribe(msgspec.Struct, frozen=True):
 
 
 class Unsubscribe(msgspec.Struct, frozen=True):
-    """An UNSUB operation: at once, or after ``deliveries_max`` messages if that is not 0."""
+    """An UNSUB operation, effective at once or after ``deliveries_max`` messages unless 0."""
 
     sid: bytes
     deliveries_max: int = 0
@@ -74,19 +74,19 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Connect(msgspec.Struct, frozen=True):
-    """A CONNECT operation with its JSON, not decoded."""
+    """A CONNECT operation with its JSON as bytes."""
 
     options: bytes
 
 
 class Info(msgspec.Struct, frozen=True):
-    """An INFO operation with its JSON, not decoded."""
+    """An INFO operation with its JSON as bytes."""
 
     options: bytes
 
 
 class Violation(msgspec.Struct, frozen=True):
-    """A protocol error of the peer: answer -ERR with this reason and close."""
+    """A protocol error of the peer: answer with -ERR and this reason, and close."""
 
     reason: str
 
@@ -101,7 +101,7 @@ def are_messages(events: Sequence[Event]) -> TypeGuard[Sequence[Message]]:
 
 
 class _ArrivingMessage:
-    """A message whose payload is still arriving."""
+    """A message whose payload has not arrived completely."""
 
     __slots__ = ("data", "head", "header_size", "missing")
 
@@ -120,7 +120,7 @@ class Parser:
 
     Args:
         payload_max: the largest payload, headers included, in bytes.
-        from_client: whether the bytes come from a client (PUB, SUB, …) or a server (MSG, INFO, …).
+        from_client: True to parse a client's operations (PUB, SUB, …), False a server's (MSG, …).
     """
 
     def __init__(self, payload_max: int, *, from_client: bool) -> None:
@@ -132,16 +132,16 @@ class Parser:
         self._body: _ArrivingMessage | None = None
         self._deaf = False
         self.unparsed: tuple[bytes, int] | None = None
-        """Bytes, and from where on, whose events were too many for one ``feed``: call ``resume``
-        before the next one."""
+        """Bytes, and the position in them, that the last ``feed`` left because it had returned
+        ``events_max`` events. If set, call ``resume`` before the next ``feed``."""
 
     @property
     def buffered_bytes(self) -> int:
-        """The bytes kept until the rest of a line or payload arrives."""
+        """The number of bytes that wait for the rest of a line or payload."""
         return len(self._rest) + (len(self._body.data) if self._body is not None else 0)
 
     def feed(self, data: bytes, events_max: int = NO_LIMIT) -> list[Event]:
-        """Return the events that ``data`` completes, in order, and no more than ``events_max``."""
+        """Return the events that ``data`` completes, in order, at most ``events_max``."""
         assert self.unparsed is None, "resume first"
         events: list[Event] = []
         if self._deaf:
@@ -159,7 +159,7 @@ class Parser:
         return events
 
     def resume(self, events_max: int) -> list[Event]:
-        """Return the next events of the bytes that ``feed`` has not parsed yet."""
+        """Return the next events of the bytes that ``feed`` left unparsed."""
         assert self.unparsed is not None, "there is more"
         (data, position), self.unparsed = self.unparsed, None
         events: list[Event] = []
@@ -169,7 +169,7 @@ class Parser:
         return events
 
     def _parse(self, data: bytes, position: int, events: list[Event], *, events_max: int) -> str:
-        """Parse whole operations in ``data``; return the reason if it breaks the protocol."""
+        """Parse complete operations; return the reason if the protocol is violated, else ""."""
         end, reason = len(data), ""
         while position < end and not reason and not self._deaf:
             position = split_messages(
@@ -189,7 +189,7 @@ class Parser:
         return reason
 
     def _parse_one(self, data: bytes, position: int, events: list[Event]) -> tuple[int, str]:
-        """Parse one operation of any form; return where it ends, or the reason if it is none."""
+        """Parse one operation of any form; return its end, and the reason if it is invalid."""
         line_end, end = data.find(b"\r\n", position), len(data)
         if line_end < 0 or line_end - position > self._line_max:
             self._rest = data[position:]
@@ -209,7 +209,7 @@ class Parser:
             return line_end + 2, ""
         if (operation in (b"PUB", b"HPUB")) is not self._from_client:
             return end, UNKNOWN_OPERATION
-        # All four kinds have one form now: subject [sid] [reply] size.
+        # The words of all four kinds have one form now: subject [sid] [reply] size.
         extra = len(words) - self._words_min
         if not 0 <= extra <= 1 or not words[-1].isdigit():
             return end, PARSER_ERROR
@@ -220,7 +220,7 @@ class Parser:
             return end, PARSER_ERROR
         reply = words[-2] if extra else None
         sid = b"" if self._from_client else words[1]
-        # Its payload may arrive in many pieces; here it is whole only if the line had an odd form.
+        # The payload may arrive in pieces. It is complete only if the line had an unusual form.
         self._body = _ArrivingMessage(
             (words[0], sid, reply), header_size=header_size, missing=size + 2
         )
@@ -229,7 +229,7 @@ class Parser:
         return start + self._continue_body(self._body, body, events), ""
 
     def _continue_body(self, body: _ArrivingMessage, data: bytes, events: list[Event]) -> int:
-        """Add to an arriving payload; return how many bytes of ``data`` belong to it."""
+        """Append to an incomplete payload; return how many bytes of ``data`` belong to it."""
         taken = min(body.missing, len(data))
         body.data += data[:taken]
         body.missing -= taken
@@ -252,7 +252,7 @@ class Parser:
         events.append(Violation(reason))
 
     def _control(self, operation: bytes, words: list[bytes], line: bytes) -> Control:
-        """Return the event of a line that is not a message."""
+        """Return the event for a line that is not a message."""
         if operation == b"PING":
             return _PING
         if operation == b"PONG":
@@ -274,7 +274,7 @@ def _split_line(line: bytes) -> tuple[bytes, list[bytes]]:
 
 
 def _size(word: bytes) -> int:
-    """Return a number; a value above any limit if the word is not one."""
+    """Return a number; if the word is not one, a value above all limits."""
     return int(word) if len(word) < DIGITS_MAX and word.isdigit() else HUGE
 
 

@@ -1,10 +1,11 @@
-"""The receivers of deliveries: clients of nats-server, and those of the ingest listener.
+"""The receivers of deliveries: clients of nats-server, and clients of the ingest listener.
 
-Rules: a client of nats-server is known by its inbox, and reached over the leaf connection. One of
-the ingest listener is known by its connection, too: what it pulls goes to the connection that asked
-and to no other. A push consumer delivers to everybody who subscribes to exactly its subject, at
-either port, or to one member of its queue group. A client that does not read what it gets is
-disconnected, as nats-server does with a slow consumer.
+Rules: a client of nats-server is known by its inbox and reached over the leaf connection. A client
+    of
+the ingest listener is known by its connection, too: what it pulls goes to that connection and to no
+other. A push consumer delivers to every client that subscribes to exactly its subject, at
+nats-server or at the ingest listener, or to one member of its queue group. A client that does not
+read what it gets is disconnected, as nats-server disconnects a slow consumer.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -18,11 +19,11 @@ from strandline.servers.nats.protocol import encode_message, encode_message_with
 UNREAD_BYTES_MAX: Final = 64 << 20
 PULLS_REMEMBERED_MIN: Final = 64
 OUTPUT: Final = "output"
-"""Reason to pause reading from a client: its unread output is too large."""
+"""The reason to stop reading from a client while it does not read its output."""
 
 
 class ClientPeer(Protocol):
-    """A connection, as far as deliveries need it."""
+    """The interface of a connection that deliveries need."""
 
     is_open: bool
     output: list[bytes]
@@ -34,11 +35,11 @@ class ClientPeer(Protocol):
 
     @property
     def unread_bytes(self) -> int:
-        """How much of what was written to it waits."""
+        """The number of written bytes that the client has not read."""
         ...
 
     def is_held(self, why: str) -> bool:
-        """Return whether reading stops for this reason."""
+        """Return whether reading has stopped for this reason."""
         ...
 
     def flush(self) -> None:
@@ -51,31 +52,31 @@ class ClientPeer(Protocol):
 
 
 class LocalInbox(NamedTuple):
-    """An inbox of a client of the ingest listener."""
+    """An inbox of one client of the ingest listener."""
 
     client: "LocalClient"
     inbox: bytes
 
 
 class Puller(Protocol):
-    """A consumer with pulls."""
+    """A consumer with waiting pulls."""
 
     def waits(self, token: object) -> bool:
-        """Return whether a pull waits."""
+        """Return whether a pull is still waiting."""
         ...
 
     def drop_pull(self, token: object) -> None:
-        """Forget a pull, whose receiver is gone."""
+        """Forget a pull, because its receiver is gone."""
         ...
 
 
 class LocalClient:
-    """A client of the ingest listener, as consumers deliver to it.
+    """A client of the ingest listener as a receiver of deliveries.
 
     Args:
-        peer: its connection.
-        inboxes: its subscriptions.
-        receivers: all clients.
+        peer: the client's connection.
+        inboxes: the client's subscriptions.
+        receivers: the receivers that this client belongs to.
     """
 
     def __init__(self, peer: ClientPeer, inboxes: Inboxes, receivers: "Receivers") -> None:
@@ -85,19 +86,19 @@ class LocalClient:
         self._pulls: dict[LocalInbox, Puller] = {}
         self._pulls_max = PULLS_REMEMBERED_MIN
         self._pushed: dict[bytes, tuple[bytes, bytes]] = {}
-        """Subjects and queue groups that a push consumer may deliver to, by sid."""
+        """Sid → subject and queue group, of subscriptions to which a push consumer may deliver."""
 
     @property
     def is_ready(self) -> bool:
-        """Whether it reads what it gets."""
+        """Whether the client reads what it gets."""
         return not self._peer.is_held(OUTPUT)
 
     def receives(self, inbox: bytes) -> bool:
-        """Return whether it subscribes to an inbox."""
+        """Return whether the client subscribes to an inbox."""
         return self._peer.is_open and self._inboxes.has(inbox)
 
     def waits(self, token: LocalInbox, puller: Puller) -> None:
-        """Remember who has a pull of this client's."""
+        """Note which consumer holds a pull of this client."""
         self._pulls[token] = puller
         if len(self._pulls) > self._pulls_max:
             self._pulls = {t: each for t, each in self._pulls.items() if each.waits(t)}
@@ -106,7 +107,7 @@ class LocalClient:
     # Subscriptions
 
     def subscribed(self, subject: bytes, sid: bytes, queue: bytes) -> None:
-        """Handle a subscription to a plain subject."""
+        """Handle a new subscription to a subject without wildcards."""
         self.unsubscribed(sid)
         self._pushed[sid] = subject, queue
         self._receivers.add_subscriber(subject, queue, self)
@@ -125,7 +126,7 @@ class LocalClient:
         self._drop_lost()
 
     def writable(self) -> None:
-        """Let consumers that wait for this client go on."""
+        """Let consumers that wait for this client continue."""
         if self._pulls or self._pushed:
             self._receivers.writing_resumed()
 
@@ -138,7 +139,7 @@ class LocalClient:
     # Deliveries
 
     def deliver(self, to: bytes, payload: bytes, *, block: bytes, reply: bytes) -> None:
-        """Queue a status."""
+        """Queue a status message."""
         sid = self._inboxes.sid_for(to) if self._peer.is_open else None
         if sid is None:
             return
@@ -148,7 +149,7 @@ class LocalClient:
         self._peer.output.append(line)
 
     def deliver_run(self, run: DeliveredRun) -> None:
-        """Queue records."""
+        """Queue records; disconnect the client if too much is unread."""
         if not self._peer.is_open:
             return
         count, before = len(run.messages.sequences), len(self._inboxes)
@@ -168,15 +169,15 @@ class LocalClient:
             self._drop_lost()  # a subscription has ended by its own limit
 
     def flush(self) -> None:
-        """Write what is queued."""
+        """Write the queued output."""
         self._peer.flush()
 
 
 class Receivers:
-    """All that consumers deliver to.
+    """All receivers of consumers' deliveries.
 
     Args:
-        leaf: the way to clients of nats-server.
+        leaf: the connection to clients of nats-server.
     """
 
     def __init__(self, leaf: LeafClient) -> None:
@@ -184,10 +185,10 @@ class Receivers:
         self._notify_interest: Callable[[Collection[bytes]], None] = _ignore
         self._notify_writable: Callable[[], None] = _ignore
         self._local: dict[tuple[bytes, bytes], list[LocalClient]] = {}
-        """By subject and queue group."""
+        """Subject and queue group → the clients of the ingest listener that subscribe to it."""
         self._unflushed: set[LocalClient] = set()
         self._turn = 0
-        """Counts the runs, for which members of a queue group take turns."""
+        """The number of runs so far: the members of a queue group take turns."""
 
     def notify(
         self,
@@ -196,31 +197,31 @@ class Receivers:
         connected: Callable[[], None],
         writable: Callable[[], None],
     ) -> None:
-        """Register what is called from now on for local receivers and those of the leaf link.
+        """Set the callbacks, for clients of the ingest listener and for the leaf link.
 
         Args:
-            interest_changed: with subjects that have gained or lost receivers.
-            connected: when the leaf link is made, at first or again.
-            writable: when a receiver, or the leaf link, reads again.
+            interest_changed: called with subjects that have gained or lost receivers.
+            connected: called when the leaf link is established, the first time and again.
+            writable: called when a receiver, or the server of the leaf link, reads again.
         """
         self._notify_interest, self._notify_writable = interest_changed, writable
         self.leaf.notify(interest_changed=interest_changed, connected=connected, writable=writable)
 
     def writing_resumed(self) -> None:
-        """Handle that a local receiver reads again."""
+        """Report that a client of the ingest listener reads again."""
         self._notify_writable()
 
     # Interest
 
     def add_subscriber(self, subject: bytes, queue: bytes, client: LocalClient) -> None:
-        """A local client subscribes to a subject."""
+        """Note that a client of the ingest listener subscribes to a subject."""
         clients = self._local.setdefault((subject, queue), [])
         if client not in clients:
             clients.append(client)
             self._notify_interest((subject,))
 
     def remove_subscriber(self, subject: bytes, queue: bytes, client: LocalClient) -> None:
-        """A local client unsubscribes from a subject."""
+        """Note that a client of the ingest listener no longer subscribes to a subject."""
         clients = self._local.get((subject, queue), [])
         if client in clients:
             clients.remove(client)
@@ -229,11 +230,11 @@ class Receivers:
             self._notify_interest((subject,))
 
     def is_subscribed(self, subject: bytes, queue: bytes) -> bool:
-        """Return whether somebody subscribes to exactly a subject, as a queue group if named."""
+        """Return whether a client subscribes to exactly a subject, in the queue group if named."""
         return (subject, queue) in self._local or self.leaf.is_subscribed(subject, queue)
 
     def is_ready(self, token: object, queue: bytes) -> bool:
-        """Return whether records can be delivered now to the receiver of a pull."""
+        """Return whether records can be delivered now to the receiver of a pull or a push."""
         if isinstance(token, LocalInbox):
             return token.client.is_ready
         assert isinstance(token, bytes), "an inbox"
@@ -248,7 +249,7 @@ class Receivers:
     def deliver(
         self, token: object, payload: bytes, *, block: bytes, reply: bytes = b"", queue: bytes = b""
     ) -> None:
-        """Queue a status for the receiver of a pull."""
+        """Queue a status message for a receiver."""
         if isinstance(token, LocalInbox):
             self._touched(token.client).deliver(token.inbox, payload, block=block, reply=reply)
             return
@@ -262,7 +263,7 @@ class Receivers:
     def deliver_run(
         self, tokens: Sequence[object], run: DeliveredRun, *, queue: bytes = b""
     ) -> None:
-        """Queue records for those whose pulls take turns."""
+        """Queue records; the first for the first of ``tokens``, and so on in turns."""
         if len(tokens) > 1 and not _are_alike(tokens):
             for number, single in enumerate(run.singles()):
                 self.deliver_run([tokens[number % len(tokens)]], single, queue=queue)
@@ -280,7 +281,7 @@ class Receivers:
                 client.deliver_run(run)
 
     def _chosen(self, subject: bytes, queue: bytes) -> Iterator[LocalClient | None]:
-        """Yield who receives what is sent to a subject; None: clients of nats-server."""
+        """Yield the receivers of messages on a subject; None stands for nats-server's clients."""
         local = self._local.get((subject, queue))
         if local is None:
             yield None
@@ -299,7 +300,7 @@ class Receivers:
         return client
 
     def flush(self) -> None:
-        """Send what is queued."""
+        """Send all queued output."""
         self.leaf.flush()
         clients, self._unflushed = self._unflushed, set()
         for client in clients:
@@ -307,10 +308,10 @@ class Receivers:
 
 
 def _are_alike(tokens: Sequence[object]) -> bool:
-    """Return whether all tokens are of one connection."""
+    """Return whether all tokens belong to the same connection."""
     clients = {each.client if isinstance(each, LocalInbox) else None for each in tokens}
     return len(clients) == 1
 
 
 def _ignore(*_: object) -> None:
-    """Do nothing, before a callback is set."""
+    """Do nothing; stands for a callback that is not set."""

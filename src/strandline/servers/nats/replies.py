@@ -1,9 +1,9 @@
 """Replies to publishers: JetStream's PubAck and error JSON, and Liftbridge's Ack.
 
 Rules: a sequence is offset + 1, as everywhere in NATS. ``"partition"`` is added for partitions
-above 0 (stock clients ignore it). Replies are never parsed here. The error numbers are
-nats-server's, so that stock clients raise their own exceptions; our stable code is ``"code"`` of
-the outer object.
+above 0; standard clients ignore it. Replies are never parsed here. The error numbers are
+nats-server's, so that standard clients raise their own exceptions; Strandline's stable code is in
+``"code"`` of the outer object.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ from strandline.speedups import ack_lines
 from strandline.types import Offset, PartitionName
 
 _ERROR_NUMBERS: tuple[tuple[type[StrandlineError], int, int], ...] = (
-    # (our class, HTTP-like code, nats-server's err_code); the first match is used
+    # (class, HTTP-like code, nats-server's err_code); the first class that matches is used
     (WrongLastSequenceError, 400, 10071),
     (RecordTooLargeError, 400, 10054),
     (StreamMismatchError, 400, 10060),
@@ -47,9 +47,9 @@ TTL_DISABLED = "per-message TTL is disabled"
 COUNTERS_DISABLED = "message counters is disabled"
 SCHEDULES_DISABLED = "message schedules is disabled"
 _DISABLED_NUMBERS = {TTL_DISABLED: 10166, COUNTERS_DISABLED: 10168, SCHEDULES_DISABLED: 10188}
-"""nats-server's texts and numbers for features that are off."""
+"""nats-server's text → its err_code, for features that are off."""
 DESCRIPTION_MAX = 1000
-"""Longest error text in characters; it may quote a publisher."""
+"""The longest error text in characters; it may quote a publisher."""
 _ENVELOPE_ERRORS: tuple[tuple[type[StrandlineError], envelope.AckError], ...] = (
     (WrongLastSequenceError, envelope.AckError.INCORRECT_OFFSET),
     (RecordTooLargeError, envelope.AckError.TOO_LARGE),
@@ -64,7 +64,7 @@ def pub_ack(partition: PartitionName, offset: Offset, *, duplicate: bool = False
 
 
 def _pub_ack_around_sequence(partition: PartitionName) -> tuple[bytes, bytes]:
-    """Return a PubAck before and after its sequence, without the closing brace."""
+    """Return the parts of a PubAck before and after its sequence, without the closing brace."""
     before = b'{"stream":%b,"seq":' % msgspec.json.encode(partition.stream)
     return before, b',"partition":%d' % partition.partition if partition.partition else b""
 
@@ -75,7 +75,7 @@ def error_reply(error: StrandlineError) -> bytes:
 
 
 def error_body(error: StrandlineError) -> dict[str, object]:
-    """Return an error as JetStream's responses have it."""
+    """Return an error in the form that JetStream's responses use."""
     code, number = next(
         (code, number) for cls, code, number in _ERROR_NUMBERS if isinstance(error, cls)
     )
@@ -83,11 +83,11 @@ def error_body(error: StrandlineError) -> dict[str, object]:
     return {"code": code, "err_code": number, "description": error.message[:DESCRIPTION_MAX]}
 
 
-class AckLines:
-    """The lines that carry PubAcks on a listener's connections.
+class PubAckLines:
+    """An encoder for the lines with PubAcks on one listener's connections.
 
     Args:
-        operation: with the space after it.
+        operation: the protocol's operation and a space.
     """
 
     def __init__(self, operation: bytes) -> None:
@@ -105,11 +105,11 @@ class AckLines:
         """Encode the PubAcks of consecutive records, the first at ``offset``.
 
         Args:
-            partition: the records'.
-            offset: the first record's offset.
-            replies: the reply subject of each record; None: it is not acknowledged.
-            sids: the subscription that receives each reply, None if there is none; or None for
-                all, where lines have no sids.
+            partition: the partition of the records.
+            offset: the offset of the first record.
+            replies: the reply subject of each record; None if the record is not acknowledged.
+            sids: the sid of the subscription that receives each reply, or None if there is none;
+                None instead of the list where lines have no sids.
         """
         around = self._around.get(partition)
         if around is None:
@@ -121,19 +121,19 @@ class AckLines:
         )
 
     def clear(self) -> None:
-        """Forget the partitions when streams have changed."""
+        """Forget all partitions, because streams have changed."""
         self._around.clear()
 
 
 class ReplySink(ChunkAckSink, Reading, Protocol):
-    """The receiver of replies: a publisher's own connection, or the one to nats-server.
+    """The receiver of replies: a connection of the ingest listener, or that to nats-server.
 
-    As an ack sink its token is the reply subject, and it answers with PubAcks.
+    It is an ack sink that answers with PubAcks; an ack's token is the reply subject.
     """
 
     @property
     def is_alone(self) -> bool:
-        """Whether no other broker receives its messages, and so none else can answer."""
+        """Whether no other broker receives the same messages, so that no other can answer."""
         ...
 
     @property
@@ -147,10 +147,10 @@ class ReplySink(ChunkAckSink, Reading, Protocol):
 
 
 def is_left_to_others(error: StrandlineError, sink: ReplySink) -> bool:
-    """Return whether another broker, which receives the message too, answers instead.
+    """Return whether another broker, which received the message as well, answers it.
 
-    That is the partition's leader. Without one it is the controller: it learns of a new leader
-    first, so it does not reject a message that the new leader stores.
+    That is the partition's leader. Without a leader it is the controller: it learns of a new
+    leader first, so it does not reject a message that the new leader stores.
     """
     if sink.is_alone or not isinstance(error, NotLeaderError):
         return False
@@ -165,7 +165,7 @@ class EnvelopeResponder:
         sink: receives the replies.
         subject: the NATS subject of the message.
         stream_subject: the stream's subject.
-        clock: gives the commit time.
+        clock: the time of the commit.
     """
 
     __slots__ = ("_clock", "_message", "_received_ns", "_sink", "_stream_subject", "_subject")
@@ -196,7 +196,7 @@ class EnvelopeResponder:
             self._send(envelope.AckError.OK, stream=partition.stream, offset=offset)
 
     def rejected(self, token: object, error: StrandlineError) -> None:
-        """Send the reason, whatever the policy."""
+        """Send the reason, whatever the ack policy."""
         if token is not None:
             self._sink.rejected(token, error)
         if is_left_to_others(error, self._sink):

@@ -1,6 +1,6 @@
 """Routes between the nats-servers of a cluster, as lines of nats-server's configuration.
 
-This module must not know the server process.
+This module must not know the server's process.
 """
 
 import json
@@ -16,7 +16,7 @@ ROUTE_USER: Final = "strandline"
 
 
 class ServerRoutes(NamedTuple):
-    """The routes between the nats-servers of a cluster, by which a message reaches every broker.
+    """The routes between the nats-servers of a cluster, over which a message reaches every broker.
 
     Attributes:
         cluster: the cluster's name.
@@ -24,7 +24,7 @@ class ServerRoutes(NamedTuple):
         port: the port to listen on.
         others: the host and port of each other server.
         tls: the TLS settings; with an authority the servers verify each other's certificates.
-        secret: the secret that the servers share; empty: none.
+        secret: the secret that the servers share; empty for none.
     """
 
     cluster: str
@@ -64,7 +64,7 @@ def tls_lines(tls: TlsConfig, *, indent: str = "") -> Iterator[str]:
 
 
 def quoted(value: str | list[str]) -> str:
-    """Return a string, or a list of strings, in nats-server's format: JSON without escapes."""
+    """Return text, or a list of texts, in nats-server's format: JSON without escapes."""
     return json.dumps(value, ensure_ascii=False)
 
 

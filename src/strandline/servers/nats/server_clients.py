@@ -1,8 +1,9 @@
-"""The clients of our own nats-server, as it describes them when asked (its CONNZ).
+"""The clients of the child nats-server, as it lists them (its CONNZ).
 
-Rules: it is asked over a connection of ours, so it names the clients of the account of the streams,
-and without access control all. A client chooses its name, which the server repeats: so it is asked
-for few clients at a time, whose description is no longer than a message may be.
+Rules: the server is asked over a connection of the broker, so it lists the clients of the account
+    of
+the streams, or all without access control. A client chooses its name, which the server repeats. So
+the request asks for few clients at a time, so that the answer is not longer than a message may be.
 """
 
 from collections.abc import Awaitable, Callable, Collection
@@ -15,14 +16,15 @@ from strandline.config import bracketed
 from strandline.errors import UNDECODABLE, UnavailableError
 
 CONNZ: Final = "$SYS.REQ.ACCOUNT.PING.CONNZ"
-"""Every server of a cluster answers it, unless the request names one."""
+"""The subject of the request; all servers of a cluster answer unless the request names one."""
 CLIENTS_MAX: Final = 1000
 DESCRIPTION_BYTES_MAX: Final = 26 << 10
-"""Of one client. What it says of itself is a line of 4 KiB, of which each byte may become six."""
+"""The longest description of a client. Its own text is a line of 4 KiB at most, of which each byte
+may become six."""
 CLIENT: Final = "Client"
 
 Ask = Callable[[bytes, bytes], Awaitable[bytes | None]]
-"""Sends a request to a subject and returns the answer; None: nobody answers."""
+"""A function that sends a request to a subject; it returns the answer, or None without one."""
 
 
 class _ListedClient(msgspec.Struct, frozen=True):
@@ -49,17 +51,17 @@ async def server_clients(
     ours: Collection[int],
     principal_of: Callable[[int], str],
 ) -> list[ConnectionInfo]:
-    """Return the clients of a nats-server, those with most messages first.
+    """Return the clients of a nats-server, those with the most messages first.
 
     Args:
-        ask: sends a request over a connection of ours.
+        ask: sends a request over one of the broker's connections.
         server: the server's name.
-        payload_max: its limit of a message.
-        ours: its numbers of the broker's own connections, which are left out.
-        principal_of: returns the principal of a connection, by its number.
+        payload_max: the server's limit of a message.
+        ours: the server's numbers of the broker's own connections, which are left out.
+        principal_of: returns the principal of a connection by the server's number.
 
     Raises:
-        UnavailableError: it gives no answer, or one that cannot be decoded.
+        UnavailableError: the server does not answer, or its answer cannot be decoded.
     """
     found: list[_ListedClient] = []
     count = max(1, min(CLIENTS_MAX, payload_max // DESCRIPTION_BYTES_MAX))

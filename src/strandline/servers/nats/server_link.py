@@ -1,8 +1,8 @@
 """A client connection to a nats-server: its address, handshake and liveness.
 
-Rules: nothing is sent before the server's greeting is read and, at ``tls://``, before TLS is
-active; a server that does not offer TLS there is rejected. A link neither connects nor reconnects
-by itself; subclasses handle its messages.
+Rules: nothing is sent before the server's greeting has arrived and, for ``tls://``, before TLS is
+active; a server that does not offer TLS then is rejected. A link neither connects nor reconnects by
+itself. Subclasses handle its messages.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ from strandline.version import __version__
 logger = logging.getLogger(__name__)
 
 PAYLOAD_BYTES_MAX: Final = 64 << 20
-"""The largest payload any nats-server allows."""
+"""The largest payload that any nats-server allows."""
 DEFAULT_PORT: Final = 4222
 LEAF_PORT: Final = 7422
 NOT_PERMITTED: Final = "Permissions Violation for Publish"
@@ -49,11 +49,11 @@ FIRST_CONNECTION_TIMEOUT_S: Final = 10.0
 
 
 async def is_connected(connected: asyncio.Future[None], task: asyncio.Task[None]) -> bool:
-    """Wait until a client that reconnects has connected once.
+    """Wait until a reconnecting client has connected once; return whether it has in time.
 
     Args:
-        connected: resolved by the first connection.
-        task: makes the connections; ended if none is made in time.
+        connected: completed by the first connection.
+        task: the task that connects; it is cancelled if no connection succeeds in time.
     """
     await asyncio.wait(
         (connected, task),
@@ -123,7 +123,7 @@ def parse_leaf_url(url: str) -> NatsServerUrl:
 
 
 class NatsServerInfo(msgspec.Struct, frozen=True):
-    """The fields of INFO that are used here."""
+    """The fields of a server's INFO that are used here."""
 
     server_id: str = ""
     max_payload: int = 1 << 20
@@ -133,20 +133,20 @@ class NatsServerInfo(msgspec.Struct, frozen=True):
     auth_required: bool = False
     server_name: str = ""
     client_id: int = 0
-    """The server's number of this connection."""
+    """The server's number for this connection."""
     domain: str = ""
-    """Of its JetStream, if that has one."""
+    """The domain of the server's JetStream, if it has one."""
     nonce: str = ""
-    """To be signed by who logs in with a key."""
+    """Text to be signed by a client that logs in with a key."""
 
 
 Login = Callable[[NatsServerInfo], dict[str, str]]
-"""Fields for CONNECT that say who we are, given the server's greeting."""
+"""A function from the server's greeting to the fields of CONNECT that identify the client."""
 LinkT = TypeVar("LinkT", bound="ServerLink")
 
 
 class ServerLink(MessageReader):
-    """The base of every connection to a nats-server."""
+    """The base class of all connections to a nats-server."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -154,19 +154,19 @@ class ServerLink(MessageReader):
         )
         self._pongs: deque[asyncio.Future[None]] = deque()
         self.failure = ""
-        """The last -ERR of the server."""
+        """The text of the server's last -ERR."""
         loop = asyncio.get_running_loop()
         self.info: asyncio.Future[NatsServerInfo] = loop.create_future()
         self.closed: asyncio.Future[None] = loop.create_future()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Fail all waiters."""
+        """Fail all operations that wait for the server."""
         super().connection_lost(exc)
         reason = self.failure or (str(exc) if exc else "the server closed the connection")
         error = DisconnectedError(reason)
         if not self.info.done():
             self.info.set_exception(error)
-            self.info.exception()  # the waiter may be gone
+            self.info.exception()  # marks it as retrieved if no caller waits
         for pong in self._pongs:
             if not pong.done():
                 pong.set_exception(error)
@@ -186,18 +186,18 @@ class ServerLink(MessageReader):
             case Info(options):
                 self._take_info(options)
             case Failure(reason) if reason.startswith(NOT_PERMITTED):
-                # A publisher's invalid reply subject: not an error of ours.
-                logger.debug("nats-server says: %s", reason)
+                # A publisher's reply subject was not permitted: not an error of the broker.
+                logger.debug("nats-server reports: %s", reason)
             case Failure(reason):
                 self.failure = reason
-                logger.warning("nats-server says: %s", reason)
+                logger.warning("nats-server reports: %s", reason)
             case Violation(reason):
                 self.failure = reason
                 logger.error("nats-server violated the NATS protocol: %s", reason)
                 self.abort()
 
     def _take_info(self, options: bytes) -> None:
-        """Handle INFO: the first is the greeting; later ones are ignored."""
+        """Handle INFO: the first one is the greeting; later ones are ignored."""
         if self.info.done():
             return
         try:
@@ -229,17 +229,17 @@ async def connect_link(
     login: Login | None = None,
     prepare: Callable[[LinkT], None],
 ) -> LinkT:
-    """Return a link after its handshake, once the server has processed ``prepare``.
+    """Return a link after its handshake, once the server has processed what ``prepare`` sent.
 
     Args:
         make: creates the link.
         server: the server's address.
-        tls: the trusted authorities for ``tls://``.
-        login: returns the credentials; by default those in the URL.
+        tls: the trusted authorities, for a server with TLS.
+        login: returns the credentials; None for those in the URL.
         prepare: sends the first operations, such as subscriptions.
 
     Raises:
-        OSError, TimeoutError, StrandlineError: the connection failed, and is closed.
+        OSError, TimeoutError, StrandlineError: the connection failed and was closed.
     """
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
@@ -261,7 +261,7 @@ async def connect_link(
 
 
 def _check_info(server: NatsServerUrl, info: NatsServerInfo) -> None:
-    """Reject a server that lacks a feature we need."""
+    """Reject a server that lacks a required feature."""
     if info.tls_required and not server.is_tls:
         raise UnavailableError(f"{server} requires TLS; write tls:// in nats.servers")
     if server.is_tls and not (info.tls_required or info.tls_available):
@@ -271,7 +271,7 @@ def _check_info(server: NatsServerUrl, info: NatsServerInfo) -> None:
 
 
 def _connect_line(login: dict[str, str]) -> bytes:
-    """Encode CONNECT; without echo, so that our own acks do not come back to us."""
+    """Encode CONNECT; without echo, so that the broker's own acks do not come back."""
     options = {
         "verbose": False,
         "pedantic": False,

@@ -1,9 +1,11 @@
 """The connection to the system account of the child nats-server, kept while the server runs.
 
-It answers authorization requests, receives connects and disconnects, and disconnects clients.
+It answers authorization requests, receives reports of connects and disconnects, and disconnects
+clients.
 
 Rules: it subscribes to authorization requests before anything else. After a reconnect it notifies
-the authorizer first, because disconnects may have been missed. It decides nothing itself.
+    the
+authorizer first, because disconnects may have been missed. It decides nothing itself.
 """
 
 import asyncio
@@ -32,7 +34,7 @@ logger = logging.getLogger(__name__)
 BACKOFF_FIRST_S: Final = 0.02
 BACKOFF_MAX_S: Final = 1.0
 REVIEW_S: Final = 0.5
-"""How long a client may continue after the rules or its token have changed."""
+"""How long a client may stay connected after the rules or its token have changed."""
 AUTH_REQUESTS: Final = b"1"
 DISCONNECTS: Final = b"2"
 KICKED: Final = b"3"
@@ -43,11 +45,11 @@ class ClientAuthorizer(Protocol):
     """The handler that authorizes the server's clients."""
 
     def server_connected(self, server_id: str) -> list[int]:
-        """Return the connections of this server to close after the link was (re)established."""
+        """Return the clients to disconnect after the link was (re)established."""
         ...
 
     def answer(self, data: bytes) -> bytes | None:
-        """Return the answer to an authorization request; None if it is not one."""
+        """Return the answer to an authorization request; None to leave it unanswered."""
         ...
 
     def client_connected(self, connection: int) -> None:
@@ -90,7 +92,7 @@ class ControlLink(ServerLink):
         self._authorizer = authorizer
         self._server_id = ""
         self._ended = b""
-        """Where the server says that it has ended a connection."""
+        """The subject prefix on which the server confirms that it has disconnected a client."""
 
     def begin(self) -> None:
         """Send the first operations after the handshake."""
@@ -108,10 +110,10 @@ class ControlLink(ServerLink):
         self.end_connections(self._authorizer.server_connected(self._server_id))
 
     def end_connections(self, connections: list[int]) -> None:
-        """Let the server disconnect clients; stock clients reconnect by themselves."""
+        """Let the server disconnect clients; standard clients reconnect by themselves."""
         subject = b"$SYS.REQ.SERVER.%b.KICK" % self._server_id.encode()
         for connection in connections:
-            # The server ignores the request without a reply subject.
+            # The server ignores a request that has no reply subject.
             reply = b"%b.%d" % (self._ended, connection)
             body = b'{"cid":%d}' % connection
             self.output.append(encode_publish(subject, body, reply=reply))
@@ -131,7 +133,7 @@ class ControlLink(ServerLink):
             elif sid == DISCONNECTS:
                 self._handle_presence(payload, self._authorizer.client_disconnected)
             elif sid == KICKED:
-                # Closed now, or closed earlier without a report: it is gone either way.
+                # Closed now, or closed earlier without a report: in both cases it is gone.
                 self._authorizer.client_disconnected(int(subject.rpartition(b".")[2]))
 
     def _taken(self, size: int) -> None:  # noqa: ARG002  nothing is counted
@@ -143,7 +145,7 @@ class ControlLink(ServerLink):
             self.output.append(encode_publish(reply, answer))
 
     def _handle_presence(self, payload: bytes, report: Callable[[int], None]) -> None:
-        """Report a client's connect or disconnect, if it is this server's client."""
+        """Pass on a report of a connect or disconnect, if it concerns this server's client."""
         try:
             found = msgspec.json.decode(payload, type=_ClientEvent)
         except UNDECODABLE as error:
@@ -154,11 +156,11 @@ class ControlLink(ServerLink):
 
 
 class SystemAccountClient:
-    """A client of the system account that reconnects.
+    """A client of the system account, which reconnects.
 
     Args:
         authorizer: authorizes clients.
-        server: returns the server's address, which is known once it runs.
+        server: returns the server's address; called once the server runs.
         login: returns the credentials.
         tls: the trusted authorities, if the server uses TLS.
     """
@@ -180,10 +182,10 @@ class SystemAccountClient:
         self._last_error = "no attempt was made"
 
     async def start(self, *, is_awaited: bool = True) -> None:
-        """Connect; return when authorization requests are answered.
+        """Connect; return once authorization requests are answered.
 
         Args:
-            is_awaited: False returns at once, for a server that may be absent for long.
+            is_awaited: whether to wait; False for a server that may be unreachable for long.
 
         Raises:
             UnavailableError: the server could not be reached in time.
@@ -198,11 +200,11 @@ class SystemAccountClient:
             )
 
     async def stop(self) -> None:
-        """Disconnect; new clients are rejected from now on."""
+        """Disconnect; from then on new clients are rejected."""
         await end_task(self._task)
 
     async def _review(self, link: ControlLink) -> None:
-        """Repeatedly disconnect clients that the rules no longer allow."""
+        """Disconnect clients, again and again, that the rules no longer allow."""
         while True:
             await asyncio.sleep(REVIEW_S)
             if connections := self._authorizer.connections_to_close():
@@ -225,7 +227,7 @@ class SystemAccountClient:
                 )
             except (OSError, TimeoutError, StrandlineError) as error:
                 self._last_error = str(error) or "no answer in time"
-                logger.debug("cannot connect to our nats-server: %s", self._last_error)
+                logger.debug("cannot connect to the embedded nats-server: %s", self._last_error)
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
                 continue
@@ -243,7 +245,7 @@ class SystemAccountClient:
             await end_task(reviewing)
             link.abort()
         logger.warning(
-            "lost the connection over which our nats-server asks about clients (%s); until it is "
-            "back nobody new comes in",
+            "lost the connection over which the embedded nats-server asks about clients (%s); new "
+            "clients are rejected until it is back",
             link.failure or "closed",
         )

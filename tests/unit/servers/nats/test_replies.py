@@ -7,7 +7,7 @@ import pytest
 from strandline import errors
 from strandline.clock import ManualClock
 from strandline.record.envelope import AckError, AckPolicy, EnvelopeMessage, decode_ack
-from strandline.servers.nats.replies import AckLines, EnvelopeResponder, error_reply, pub_ack
+from strandline.servers.nats.replies import EnvelopeResponder, PubAckLines, error_reply, pub_ack
 from strandline.types import Offset, PartitionName
 
 
@@ -30,7 +30,7 @@ def test_pub_ack(partition, duplicate, expected):
 @pytest.mark.parametrize("partition", [0, 12])
 def test_ack_lines_agree_with_pub_ack(stream, partition):
     """The fast format gives exactly the PubAck, with its length, around every change of digits."""
-    lines = AckLines(b"MSG ")
+    lines = PubAckLines(b"MSG ")
     name = PartitionName(stream, partition)
     for sequence in (1, 9, 10, 99, 100, 5, 1000, 10**12):
         line = lines.encode(name, Offset(sequence - 1), [b"_INBOX.r"], sids=[b"1"])
@@ -40,7 +40,7 @@ def test_ack_lines_agree_with_pub_ack(stream, partition):
 
 def test_cleared_ack_lines_are_made_again():
     """Clearing forgets partitions and nothing else."""
-    lines = AckLines(b"PUB ")
+    lines = PubAckLines(b"PUB ")
     name = PartitionName("S", 0)
     before = lines.encode(name, Offset(4), [b"_INBOX.r"])
     lines.clear()
@@ -151,7 +151,7 @@ def test_envelope_with_reply_subject_is_answered_there_too(sink):
 
 def test_lines_of_sequences_in_a_row():
     """Each is that of its sequence, also where the digits become more; none without a reply."""
-    lines, name = AckLines(b"PUB "), PartitionName("s", 0)
+    lines, name = PubAckLines(b"PUB "), PartitionName("s", 0)
     for first, count in ((8, 1), (8, 2), (8, 3), (98, 5), (5, 200)):
         replies = [b"_INBOX.%d" % number if number % 7 else None for number in range(count)]
         expected = b"".join(

@@ -1,9 +1,9 @@
-"""The Append rpc: ordered replies, each sent when its proposals are durable.
+"""The Append rpc: replies in order, each sent when its proposals are durable.
 
-A request of one proposal in one DATA frame is parsed by hand, and its reply is encoded by hand:
-protobuf costs as much as storing the record.
+A request that has one proposal and is one DATA frame is parsed by hand, and its reply is encoded by
+hand, because protobuf costs as much as storing the record.
 
-Invariants: the requests from ``_answered`` up to ``_sequence`` are in flight; ``_early`` holds
+Invariants: the requests after ``_answered`` up to ``_sequence`` are in flight; ``_early`` holds
 replies that wait for earlier ones. After a redirect, a full disk or a failure nothing more is sent.
 """
 
@@ -25,19 +25,22 @@ from strandline.types import Offset, PartitionName
 
 COLUMNS_FROM: Final = 32
 """A request with at least this many proposals is appended as one Arrow batch, which is cheaper.
-Smaller requests share a batch with other requests."""
+Smaller requests share a batch with others."""
 DUE_MAX: Final = 1024
 """The limit of requests in flight on one stream."""
 OFFSET_BYTES: Final = 4
-"""The size of a value's offset in an Arrow column."""
+"""The size of one value's end offset in an Arrow column."""
 BATCH_SLACK_BYTES: Final = 1024
-"""The limit of an Arrow batch's overhead beside its values and their offsets."""
+"""The limit of an Arrow batch's overhead besides its values and their end offsets."""
 OVER: Final = RpcError(GrpcStatus.OK, "")
 
 
 SHORT_HEAD: Final = b"\0\0\0%c%c\x08%b\x12%c"
 LONG_HEAD: Final = SHORT_HEAD + b"%c"
-"""The beginning of a request with one proposal: gRPC's prefix, sequence, size of the proposal."""
+"""The first bytes of a request with one proposal: gRPC's prefix, sequence, proposal's size.
+
+``SHORT_HEAD`` is for proposals of up to ``SHORT_MAX`` bytes.
+"""
 SHORT_MAX: Final = 127
 """The largest proposal whose size is encoded in one byte."""
 ONE_INDEX: Final = b"\0\0\0\0%c\x0a%c\x08%b\x12%c%b"
@@ -45,31 +48,32 @@ ONE_INDEX: Final = b"\0\0\0\0%c\x0a%c\x08%b\x12%c%b"
 
 
 class Several(NamedTuple):
-    """The ack token of a request with several proposals; with one, the token is its sequence."""
+    """The ack token of a request with several proposals; that of a single one is the sequence."""
 
     sequence: int
     proposals: int
     before: int
-    """The number of proposals before the one whose offset is acknowledged."""
+    """How many proposals of the request precede the one whose offset is acknowledged."""
 
 
 class Reply(NamedTuple):
-    """A reply to a request."""
+    """An encoded reply to a request."""
 
     data: bytes
     ending: RpcError | None = None
-    """The status that ends the stream after this reply; None: it continues."""
+    """The status that ends the stream after this reply; None if the stream continues."""
 
 
 class AppendStream:
-    """A stream of requests, which handles its messages and is the ack sink of its records.
+    """A stream of requests; it handles their messages and is the ack sink of their records.
 
     Args:
         call: the call.
         partition: the partition to append to.
         limits: the broker's limits.
         proposal_bytes_max: the limit of one proposal.
-        is_leading: whether the partition is led here; raises RpcError, which ends the call.
+        is_leading: returns whether this broker leads the partition; raises RpcError to end the
+            call.
         redirect: returns the leader's address.
     """
 
@@ -99,14 +103,14 @@ class AppendStream:
 
     @property
     def is_full(self) -> bool:
-        """Return whether the sender must wait, because too many requests are in flight."""
+        """Whether the sender must wait, because too many requests are in flight."""
         return self._sequence - self._answered >= DUE_MAX
 
     def take(self, messages: list[bytes]) -> None:
         """Append the proposals of requests.
 
         Raises:
-            RpcError: the message is not a request, or its sequence is wrong.
+            RpcError: a message is not a request, or its sequence is wrong.
             OversizeError: a proposal is too large.
         """
         if self._is_redirected:
@@ -122,7 +126,7 @@ class AppendStream:
             self._settle(self._sequence, pb.AppendReply(redirect=self._redirect()), OVER)
 
     def take_whole(self, buffer: bytes, start: int, end: int) -> bool:
-        """Append the proposal of a request with one; return False for ``take`` to handle any other.
+        """Append a request that has one proposal; return False to leave any other to ``take``.
 
         Raises:
             RpcError: the caller may no longer append.
@@ -183,7 +187,7 @@ class AppendStream:
             append(proposals[-1], subject=subject, ack_sink=self, token=due)
 
     def _append_columns(self, sequence: int, proposals: Sequence[bytes]) -> None:
-        """Append proposals as few batches; each has room for one of the largest size."""
+        """Append proposals in as few batches as their size allows."""
         first, size, sizes = 0, 0, [len(value) + OFFSET_BYTES for value in proposals]
         for number, more in enumerate(sizes):
             if size + more > self._batch_bytes_max and number > first:
@@ -194,19 +198,19 @@ class AppendStream:
         self._partition.append_arrow(_batch(proposals[first:]), ack_sink=self, token=token)
 
     def end_input(self) -> None:
-        """Record that no more requests will come; the stream ends with the last reply."""
+        """Record that no more requests will come; the last reply then ends the stream."""
         if self._answered == self._sequence:
             self._call.finish(GrpcStatus.OK)
 
     def acked(
         self,
         token: object,
-        partition: PartitionName,  # noqa: ARG002  there is one
+        partition: PartitionName,  # noqa: ARG002  there is only one
         offset: Offset,
         *,
         duplicate: bool,  # noqa: ARG002  proposals have no ids
     ) -> None:
-        """Queue the reply to durable proposals."""
+        """Queue the reply for stored proposals."""
         if isinstance(token, Several):
             first = offset - token.before
             indexes = range(first + 1, first + 1 + token.proposals)
@@ -224,7 +228,7 @@ class AppendStream:
             self._send()
 
     def rejected(self, token: object, error: StrandlineError) -> None:
-        """Queue the reply to proposals that were rejected or have an unknown outcome."""
+        """Queue the reply for proposals that were rejected or whose outcome is unknown."""
         sequence = token.sequence if isinstance(token, Several) else token
         assert isinstance(sequence, int), "given with the records"
         if isinstance(error, NotLeaderError):
@@ -236,12 +240,12 @@ class AppendStream:
             self._send()
 
     def _settle(self, sequence: int, reply: pb.AppendReply, ending: RpcError | None = None) -> None:
-        """Record the reply to a request."""
+        """Store the reply to a request, and send all replies whose turn it is."""
         self._early[sequence] = Reply(framed(reply.SerializeToString()), ending)
         self._send()
 
     def _send(self) -> None:
-        """Send the replies that wait for no earlier one."""
+        """Send the replies that do not wait for an earlier one."""
         call = self._call
         while (reply := self._early.pop(self._answered + 1, None)) is not None:
             self._answered += 1
@@ -257,7 +261,7 @@ class AppendStream:
 
 
 def one_index(sequence: int, index: int) -> bytes:
-    """Encode the reply to a request of one proposal, by hand: it is the most frequent message."""
+    """Encode the reply to a request with one proposal, by hand: no message is more frequent."""
     first, packed = varint(sequence), varint(index)
     index_bytes = len(packed)
     size = len(first) + index_bytes + 3
@@ -265,7 +269,7 @@ def one_index(sequence: int, index: int) -> bytes:
 
 
 def varint(value: int) -> bytes:
-    """Encode a number as a protobuf varint; by hand for most values."""
+    """Encode a number as a protobuf varint, in one expression for most values."""
     if value < 1 << 7:
         return bytes((value,))
     if value < 1 << 14:
@@ -276,7 +280,7 @@ def varint(value: int) -> bytes:
 
 
 def _batch(values: Sequence[bytes]) -> pa.RecordBatch:
-    """Return values as a column; not by ``pa.array``, which imports pandas if it is installed."""
+    """Return values as a column, without ``pa.array``, which imports pandas if installed."""
     ends = np.zeros(len(values) + 1, dtype="<i4")
     np.cumsum([len(value) for value in values], out=ends[1:])
     data = pa.py_buffer(b"".join(values))

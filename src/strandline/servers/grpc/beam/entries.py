@@ -10,12 +10,12 @@ from strandline.servers.grpc.grpc_messages import framed
 
 COLUMNS: Final = ("offset", "value")
 REPLY_BYTES_MAX: Final = 1 << 20
-"""The limit of a reply, unless a single entry is larger; stock clients accept 4 MiB."""
+"""The limit of a reply with more than one entry; standard clients accept 4 MiB."""
 REPLY_ENTRIES_MAX: Final = 8192
 
 
 def entries_of(batches: list[pa.RecordBatch], start: int) -> Iterator[pb.Entry]:
-    """Yield the entries from offset ``start`` to the last record, with skips for missing ones."""
+    """Yield the entries from ``start`` to the last record, with skip entries in the gaps."""
     expected = start
     for batch in batches:
         offsets, values = batch.column(0).to_pylist(), batch.column(1).to_pylist()
@@ -31,13 +31,13 @@ def entries_of(batches: list[pa.RecordBatch], start: int) -> Iterator[pb.Entry]:
 
 
 def skips(start: int, stop: int) -> Iterator[pb.Entry]:
-    """Yield entries without data for the offsets from ``start`` to ``stop``."""
+    """Yield skip entries for the offsets from ``start`` up to ``stop``."""
     for offset in range(start, stop):
         yield pb.Entry(index=offset + 1, skip=True)
 
 
 def replies(entries: Iterator[pb.Entry]) -> Iterator[pb.ReadReply]:
-    """Yield replies with the entries, in a size that every client accepts."""
+    """Yield replies that contain the entries; every client accepts their size."""
     batch: list[pb.Entry] = []
     size = 0
     for entry in entries:
@@ -53,5 +53,5 @@ def replies(entries: Iterator[pb.Entry]) -> Iterator[pb.ReadReply]:
 
 
 def framed_replies(entries: Iterator[pb.Entry]) -> bytes:
-    """Return the replies with gRPC framing."""
+    """Return the replies with gRPC's framing."""
     return b"".join(framed(reply.SerializeToString()) for reply in replies(entries))

@@ -1,4 +1,4 @@
-"""The service ``logspec.Log``: one stream on one port."""
+"""The service ``logspec.Log``: Beam's log, one stream on one port."""
 
 import asyncio
 import contextlib
@@ -50,16 +50,16 @@ NEEDS: Final[dict[str, tuple[Operation, ...]]] = {
     "Info": ("read", "publish", "admin"),
     "InfoStream": ("read", "publish", "admin"),
 }
-"""Rpc → permissions, one of which its caller needs on the served stream."""
+"""Rpc → permissions on the stream; a caller needs one of them."""
 INFO_INTERVAL_S: Final = 1.0
-"""The time after which changes without a commit, such as a discard, are noticed."""
+"""The longest time until a change without a commit, such as a discard, is noticed."""
 RETRY_S: Final = 1.0
 PORTION_OFFSETS: Final = 32_768
-"""The most offsets read at once: each is an entry, even where compaction removed millions."""
+"""Offsets read at once at most: each becomes an entry, even if compaction removed millions."""
 REQUEST_BATCHES: Final = 4
-"""The limit of a request as a multiple of ``limits.batch_bytes``, for several large proposals."""
+"""The limit of a request in multiples of ``limits.batch_bytes``; it may have large proposals."""
 INDEX_MAX: Final = 1 << 62
-"""The highest index to discard to: offsets have 63 bits, and enough must remain above it."""
+"""The highest index in a discard: offsets have 63 bits, and enough must remain above it."""
 
 
 class BeamService:
@@ -113,16 +113,17 @@ class BeamService:
         self._is_ready = True
 
     async def stop(self) -> None:
-        """End every call."""
+        """End all calls and close the listener."""
         self._is_ready = False
         if self._listener is not None:
             await self._listener.stop()
         await end_task(self._making)
 
     async def _make_stream(self) -> None:
-        """Create the stream if it does not exist; in a cluster, once it has room for the replicas.
+        """Create the stream if it does not exist.
 
-        It never gets fewer replicas because a broker starts late: the number would stay.
+        In a cluster, wait until there are brokers for all replicas: a stream created with fewer
+        because a broker starts late would keep the smaller number.
         """
         replicas = max(1, min(COPIES_MAX, len(self._broker.config.cluster.peers)))
         waits_for = ""
@@ -166,7 +167,7 @@ class BeamService:
         return {f"/{NAME}/{name}".encode(): method for name, method in methods.items()}
 
     def _partition(self) -> Partition:
-        """Return the log's partition.
+        """Return the partition of the log.
 
         Raises:
             UnknownStreamError: the stream was deleted, or this broker has just started.
@@ -178,7 +179,7 @@ class BeamService:
 
     @property
     def _gone(self) -> UnknownStreamError:
-        """Return the error for a missing log, without the names of other streams."""
+        """The error for a missing stream, without the names of other streams."""
         return UnknownStreamError(f"there is no stream {self._name!r} that is known here")
 
     def _is_leading(self, partition: Partition) -> bool:
@@ -196,7 +197,7 @@ class BeamService:
         return partition.remote_error is None and leader == self._broker.config.cluster.broker_id
 
     def _redirect(self) -> pb.Redirect:
-        """Return the leader's address; empty without a leader that serves Beam clients."""
+        """Return the leader's address; empty if no leader that serves Beam clients is known."""
         image = self._broker.image
         stream = image.streams.get(self._name)
         leader = stream.partitions[0].leader if stream is not None else None
@@ -205,13 +206,13 @@ class BeamService:
         known = image.brokers.get(leader)
         return pb.Redirect(host=known.beam_address if known is not None else "")
 
-    # The calls
+    # The rpcs
 
     def _allow(self, call: Call, rpc: str) -> None:
-        """Raise unless the caller may call; every rpc begins with this.
+        """Check that the caller may call an rpc; every rpc begins with this.
 
         Raises:
-            UnauthenticatedError, NotAllowedError: the caller may not call it.
+            UnauthenticatedError, NotAllowedError: the caller may not call the rpc.
         """
         call.caller.check(self._resource, *NEEDS[rpc])
 
@@ -273,7 +274,7 @@ class BeamService:
         await self._follow(reader, call)
 
     async def _follow(self, reader: GrpcReader, call: Call) -> None:
-        """Send entries as they are committed, until some are deleted before they are sent."""
+        """Send entries as they are committed, until some were deleted before they could be sent."""
         partition = reader.partition
         while True:
             if partition.closed:
@@ -317,7 +318,7 @@ class BeamService:
         partition.watch(changed)
         try:
             while not isinstance(partition.closed_by, ShuttingDownError | UnknownStreamError):
-                if partition.closed:  # its records were deleted, and it continues
+                if partition.closed:  # its records were deleted; a new object replaces it
                     partition.unwatch(changed)
                     partition = self._partition()
                     partition.watch(changed)

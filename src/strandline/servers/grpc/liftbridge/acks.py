@@ -1,6 +1,6 @@
-"""The outcome of a publish, an ack or an error, sent to one call or along a stream of calls.
+"""The outcome of a publish, an ack or an error, sent as the answer of a call or on a stream.
 
-Rule: the broker reports outcomes on the loop; only the caller waits.
+Rule: the broker reports outcomes on the loop and waits for nothing; only the caller waits.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ _STATUSES: Final[dict[Any, GrpcStatus]] = {
 
 
 class PublishRejectedError(Exception):
-    """A publish that was rejected; a stream of publishes reports it in band."""
+    """A publish that was rejected; on a stream of publishes it is reported in band."""
 
     def __init__(self, code: Any, text: str) -> None:
         super().__init__(code, text)
@@ -41,12 +41,12 @@ class PublishRejectedError(Exception):
 
     @property
     def status(self) -> RpcError:
-        """Return the status of a unary publish."""
+        """The status with which a unary publish ends."""
         return RpcError(_STATUSES.get(self.code, GrpcStatus.UNKNOWN), self.text)
 
 
 def refused(error: StrandlineError, partition: int) -> PublishRejectedError:
-    """Return the rejection for an error of the broker."""
+    """Return the rejection that corresponds to an error of the broker."""
     if isinstance(error, WrongLastSequenceError):
         return PublishRejectedError(pb.PublishAsyncError.INCORRECT_OFFSET, INCORRECT_OFFSET)
     if isinstance(error, UnknownStreamError):
@@ -69,13 +69,13 @@ def refused(error: StrandlineError, partition: int) -> PublishRejectedError:
 
 
 class Receipt:
-    """A factory of one publish's ack, and its ack token.
+    """The ack token of one publish, which creates its ack.
 
     Args:
         request: the publish.
-        host: what the calls of the API share.
+        host: the broker and the settings of the API.
         subject: the record's subject.
-        stream_subject: what the stream is bound to.
+        stream_subject: the subject that the stream is bound to.
     """
 
     __slots__ = ("_host", "_received_ns", "_stream_subject", "_subject", "request")
@@ -95,10 +95,10 @@ class Receipt:
         self._received_ns = host.broker.clock.now_ns()
 
     def ack(self, partition: PartitionName, offset: Offset) -> pb.Ack:
-        """Return the ack of a record that is durable at ``offset``.
+        """Return the ack of a record that was stored at ``offset``.
 
-        A broker that handed the publish on may not have its record yet, nor the record's timestamp;
-        then it is the time at which the broker received it.
+        A broker that forwarded the publish may not have the record yet. Then the ack's reception
+        time is the time at which this broker received the publish.
         """
         request = self.request
         stored = self._host.partition(partition.stream, partition.partition)
@@ -119,11 +119,11 @@ class Receipt:
 
 
 class SingleAck:
-    """An ack sink that waits for the first of some acks; its tokens are receipts.
+    """An ack sink that waits for the first of several acks; its tokens are receipts.
 
     Args:
-        partition: named when it is readonly.
-        due: how many outcomes there will be; a rejection counts if all are.
+        partition: the partition's number, for the error if it is readonly.
+        due: the number of outcomes; the answer is an error only if all are rejections.
     """
 
     def __init__(self, partition: int, *, due: int = 1) -> None:
@@ -137,15 +137,15 @@ class SingleAck:
         partition: PartitionName,
         offset: Offset,
         *,
-        duplicate: bool,  # noqa: ARG002  an ack does not say
+        duplicate: bool,  # noqa: ARG002  Liftbridge's ack has no such field
     ) -> None:
-        """Complete with the ack."""
+        """Answer with the ack, if it is the first one."""
         assert isinstance(token, Receipt), "given with the record"
         if not self.answer.done():
             self.answer.set_result(token.ack(partition, offset))
 
     def rejected(self, token: object, error: StrandlineError) -> None:  # noqa: ARG002  the responder's signature
-        """Complete with the error, once no other stream may still store the record."""
+        """Answer with the error, if all outcomes are rejections."""
         self._due -= 1
         if not self._due and not self.answer.done():
             self.answer.set_exception(refused(error, self._partition))
@@ -155,7 +155,7 @@ class AckStream:
     """An ack sink that sends the acks of a stream of publishes; its tokens are receipts.
 
     Args:
-        call: the stream.
+        call: the stream of publishes.
     """
 
     def __init__(self, call: Call) -> None:
@@ -169,7 +169,7 @@ class AckStream:
         partition: PartitionName,
         offset: Offset,
         *,
-        duplicate: bool,  # noqa: ARG002  an ack does not say
+        duplicate: bool,  # noqa: ARG002  Liftbridge's ack has no such field
     ) -> None:
         """Send the ack."""
         assert isinstance(token, Receipt), "given with the record"
@@ -178,7 +178,7 @@ class AckStream:
         self._call.send(pb.PublishResponse(ack=ack, correlationId=ack.correlationId))
 
     def rejected(self, token: object, error: StrandlineError) -> None:
-        """Report the error in band."""
+        """Report the error in band; the stream continues."""
         assert isinstance(token, Receipt), "given with the record"
         self._answered()
         request = token.request
@@ -200,7 +200,7 @@ class AckStream:
             self._fewer.set_result(None)
 
     async def below(self, limit: int) -> None:
-        """Wait until fewer than ``limit`` publishes wait for their ack."""
+        """Wait until fewer than ``limit`` publishes have no outcome yet."""
         while self.unanswered >= limit:
             self._fewer = asyncio.get_running_loop().create_future()
             await self._fewer

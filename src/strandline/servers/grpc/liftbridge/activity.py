@@ -1,9 +1,9 @@
 """The activity stream: events of streams and consumer groups, as records of ``__activity``.
 
-Rules: the metadata keeps an event until it is stored (``core/metadata/activity.py``); the leader of
-the stream stores it, in the order of the ids, each tried until it is acknowledged. A new leader
-first waits until all earlier records are committed, and continues after the last id: so every event
-is stored once, whichever broker fails.
+Rules: the metadata keeps an event until it is stored (``core/metadata/activity.py``). The leader of
+the stream stores events in the order of their ids, and retries each until it is acknowledged. A new
+leader first waits until all earlier records are committed, and continues after the last id. So
+every event is stored once, whichever broker fails.
 """
 
 import asyncio
@@ -66,10 +66,10 @@ def event_of(command: Told) -> pb.ActivityStreamEvent:
 
 
 class Activity:
-    """A writer of the activity stream, active while this broker leads the stream.
+    """A writer of the activity stream; it writes while this broker leads the stream.
 
     Args:
-        host: what the calls of the API share.
+        host: the broker and the settings of the API.
     """
 
     def __init__(self, host: Host) -> None:
@@ -98,7 +98,7 @@ class Activity:
         """Store pending activity events, if this broker leads the activity stream.
 
         Raises:
-            StrandlineError: something may not be stored.
+            StrandlineError: an event may not have been stored.
         """
         if not self._events():
             return
@@ -112,7 +112,7 @@ class Activity:
                 if event.id <= last:
                     continue
                 if not self._leads(partition, epoch):
-                    return  # another leader may have stored it
+                    return  # a new leader may have stored the event
                 await InternalStore().append(partition, _encoded(event), key=None)
                 last = event.id
             await self._host.broker.change(ForgetEvents(last))
@@ -121,7 +121,7 @@ class Activity:
         return self._host.broker.image.events
 
     def _epoch_led(self) -> LeaderEpoch | None:
-        """Return the epoch in which this broker leads the stream, by the local metadata."""
+        """Return the epoch in which this broker leads the stream; None if another one leads."""
         stream = self._host.broker.image.streams.get(ACTIVITY)
         if stream is None:
             return None
@@ -130,7 +130,7 @@ class Activity:
         return image.leader_epoch if is_here else None
 
     def _leads(self, partition: Partition, epoch: LeaderEpoch) -> bool:
-        """Return whether this is still the leadership in which the last id was read."""
+        """Return whether this broker still leads in the epoch in which the last id was read."""
         return self._epoch_led() == epoch == partition.leader_epoch and not partition.closed
 
     async def _last_id(self, partition: Partition, epoch: LeaderEpoch) -> int | None:

@@ -1,8 +1,8 @@
-"""Cursors: positions of consumers, stored as records of ``__cursors``; the newest per key is valid.
+"""Cursors: committed offsets of consumers, as records of ``__cursors``; the newest per key counts.
 
-Invariant: a table holds the newest cursor of each key below its offset. To answer, it is first
-brought up to what is committed, once the leader knows how far that is, so that an answer is never
-older than what was acknowledged, on whichever broker leads now.
+Invariant: a table has the newest cursor of each key below its offset. Before an answer, the leader
+learns its end, and the table is read up to the last stable offset. So an answer is never older than
+an acknowledged cursor, whichever broker leads.
 """
 
 import asyncio
@@ -25,16 +25,16 @@ from strandline.types import LogId
 
 NO_CURSOR: Final = -1
 STORE_TIMEOUT_S: Final = 5.0
-"""The timeout of a call without a deadline."""
+"""The timeout of a call that has no deadline."""
 
 
 def cursor_key(cursor_id: str, stream: str, partition: int) -> bytes:
-    """Return the key of a cursor's records."""
+    """Return the key of the records of a cursor."""
     return f"{cursor_id},{stream},{partition}".encode()
 
 
 def cursor_partition(key: bytes, partitions: int) -> int:
-    """Return the partition that stores a cursor; clients compute the same."""
+    """Return the partition that stores a cursor; clients compute it in the same way."""
     return zlib.crc32(key) % partitions
 
 
@@ -42,8 +42,8 @@ class CursorTable:
     """The cursors of one partition of ``__cursors``.
 
     Args:
-        partition: which.
-        host: what the calls of the API share.
+        partition: the partition.
+        host: the broker and the settings of the API.
     """
 
     def __init__(self, partition: Partition, host: Host) -> None:
@@ -59,7 +59,7 @@ class CursorTable:
         )
 
     async def find(self, key: bytes) -> int:
-        """Return the newest cursor; -1 if there is none.
+        """Return the newest cursor of a key; -1 if there is none.
 
         Raises:
             StrandlineError: the records cannot be read.
@@ -70,7 +70,7 @@ class CursorTable:
         return self._newest.get(key, NO_CURSOR)
 
     def _absorb(self, batches: list[pa.RecordBatch]) -> bytes:
-        """Update the table from records, on a thread of the pool."""
+        """Update the table from records; runs on a thread of the pool."""
         for batch in batches:
             keys, values = batch.column(1).to_pylist(), batch.column(2).to_pylist()
             for key, value in zip(keys, values, strict=True):
@@ -78,17 +78,17 @@ class CursorTable:
                 try:
                     cursor.ParseFromString(value or b"")
                 except DecodeError:
-                    continue  # another publisher used the subject
+                    continue  # another application published to the subject
                 if key is not None:
                     self._newest[key] = cursor.offset
         return b""
 
 
 class CursorCalls:
-    """The rpcs about cursors.
+    """The rpcs for cursors.
 
     Args:
-        host: what the calls of the API share.
+        host: the broker and the settings of the API.
     """
 
     def __init__(self, host: Host) -> None:
@@ -96,7 +96,7 @@ class CursorCalls:
         self._tables: dict[LogId, CursorTable] = {}
 
     async def set(self, request: pb.SetCursorRequest, call: Call) -> pb.SetCursorResponse:
-        """Store a position; answer when every in-sync replica has it."""
+        """Store a cursor; answer once every in-sync replica has it."""
         key, partition = self._place(request)
         cursor = pb.Cursor(
             stream=request.stream,
@@ -105,7 +105,7 @@ class CursorCalls:
             offset=request.offset,
         )
         try:
-            # An earlier deadline of the call cancels it first.
+            # If the call has a deadline, it ends the call.
             async with asyncio.timeout(STORE_TIMEOUT_S if call.timeout_s is None else None):
                 await InternalStore().append(partition, cursor.SerializeToString(), key=key)
         except TimeoutError:
@@ -115,10 +115,10 @@ class CursorCalls:
         return pb.SetCursorResponse()
 
     async def fetch(self, request: pb.FetchCursorRequest, _: Call) -> pb.FetchCursorResponse:
-        """Return the last stored position."""
+        """Return the cursor stored last."""
         key, partition = self._place(request)
         table = self._tables.get(partition.log_id)
-        # A replica that has moved away and back has the same log id, and another object.
+        # After a replica has moved away and back, it has the same log id but is another object.
         if table is None or table.partition is not partition:
             table = self._tables[partition.log_id] = CursorTable(partition, self._host)
         await wait_until_caught_up(partition)
@@ -126,16 +126,16 @@ class CursorCalls:
             found = await table.find(key)
         except StrandlineError as error:
             raise RpcError(GrpcStatus.INTERNAL, error.message) from error
-        self._place(request)  # another broker may lead now, and have a newer cursor
+        self._place(request)  # raises if another broker leads now: it may have a newer cursor
         return pb.FetchCursorResponse(offset=found)
 
     def _place(
         self, request: pb.SetCursorRequest | pb.FetchCursorRequest
     ) -> tuple[bytes, Partition]:
-        """Return the key of a cursor and the partition that keeps it.
+        """Return the key of a cursor and the partition that stores it.
 
         Raises:
-            RpcError: there are no cursors, or another broker keeps this one.
+            RpcError: there is no cursors stream, or another broker leads the partition.
         """
         if not request.stream:
             raise RpcError(GrpcStatus.INVALID_ARGUMENT, "No stream provided")

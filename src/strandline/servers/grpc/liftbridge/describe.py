@@ -1,8 +1,8 @@
 """The rpcs that describe streams, partitions, brokers and groups.
 
-Rules: an unknown object is an entry that says so, not an error. Brokers without a client address
-are not listed. Objects that the caller may not see are unknown. Offsets are inclusive; -1 means an
-empty partition.
+Rules: an unknown object becomes an entry with that error, and not an error of the call. Brokers
+without a client address are not listed. Objects that the caller may not see count as unknown.
+Offsets are inclusive; -1 means an empty partition.
 """
 
 import contextlib
@@ -28,14 +28,14 @@ from strandline.servers.grpc.status import GrpcStatus, RpcError
 from strandline.types import BrokerId, Offset
 
 LOOK_BACK_MAX: Final = 64
-"""Batches searched for the newest visible one; behind this many markers, a marker is reported."""
+"""Batches searched backwards for the newest visible one; beyond it, a marker is reported."""
 
 
 class DescribeCalls:
-    """The rpcs that change nothing.
+    """The rpcs that describe objects and change nothing.
 
     Args:
-        host: what the calls of the API share.
+        host: the broker and the settings of the API.
     """
 
     def __init__(self, host: Host) -> None:
@@ -44,9 +44,9 @@ class DescribeCalls:
     async def metadata(
         self, request: pb.FetchMetadataRequest, call: Call
     ) -> pb.FetchMetadataResponse:
-        """Describe brokers, streams (none named: all) and the named groups."""
+        """Describe the brokers, the named streams (all if none is named) and the named groups."""
         host, caller = self._host, call.caller
-        with contextlib.suppress(UnavailableError):  # answer from the local metadata
+        with contextlib.suppress(UnavailableError):  # then answer from the local metadata
             groups = host.broker.image.groups
             if None in map(host.stream, request.streams) or set(request.groups) - groups.keys():
                 await host.know_newest()
@@ -56,7 +56,7 @@ class DescribeCalls:
             if caller.has(known_stream(each.name))
         }
         shown = [name for name, stream in known.items() if stream is not None]
-        # Each once: a short request must not name a stream of many partitions a million times.
+        # Each name once: a short request could name a stream of many partitions a million times.
         streams = [(name, known.get(name)) for name in dict.fromkeys(request.streams) or shown]
         names = dict.fromkeys(request.groups)
         may_see = {name for name in names if caller.has(group(name))}
@@ -101,7 +101,7 @@ class DescribeCalls:
         ]
 
     def _addresses(self) -> dict[BrokerId, tuple[str, int]]:
-        """Return the client addresses of brokers; this broker is always included."""
+        """Return the addresses of brokers for clients; this broker is always included."""
         found = {self._host.me: self._host.address}
         for broker in self._host.broker.image.brokers.values():
             host, _, port = broker.grpc_address.rpartition(":")
@@ -147,22 +147,22 @@ class DescribeCalls:
 
 
 def received_ns(partition: Partition) -> tuple[int, int]:
-    """Return when the oldest and newest kept records arrived, in ns; 0 without records."""
+    """Return when the oldest and the newest kept record arrived, in ns; 0 without records."""
     start, end = partition.log_start_offset, partition.high_watermark
     if start >= end:
         return 0, 0
     try:
         first = partition.read(start, 1)
         if not first.size:
-            return 0, 0  # only markers of transactions remain
+            return 0, 0  # only transaction markers are left
         oldest, latest = read_header(memoryview(first)), _latest(partition, end)
     except (CorruptBatchError, DecryptionError, EncryptionKeyError, OffsetOutOfRangeError):
-        return 0, 0  # corrupt, without its key, compacted away or just deleted: the time is unknown
+        return 0, 0  # a batch is corrupt, lacks its key or was just deleted: the time is unknown
     return oldest.first_timestamp, latest.last_timestamp
 
 
 def _latest(partition: Partition, end: Offset) -> BatchHeader:
-    """Return the newest batch that readers see; transaction markers may follow it."""
+    """Return the newest visible batch; transaction markers may follow it."""
     log, offset = partition.log, Offset(end - 1)
     for _ in range(LOOK_BACK_MAX):
         found = read_header(memoryview(log.read(offset, 1, below=end).buffer))

@@ -1,8 +1,8 @@
 """The rpcs of consumer groups: membership, assignment and liveness of members.
 
 Rules: the metadata has the members and the epoch. Only the group's coordinator knows when each
-member was last seen, and removes members after a timeout, which starts again when the coordinator
-changes. A fetch of the assignment is the heartbeat.
+member was last seen. It removes members after a timeout, which starts again when the coordinator
+changes. A fetch of the assignment serves as heartbeat.
 """
 
 import asyncio
@@ -28,14 +28,14 @@ logger = logging.getLogger(__name__)
 SWEEPS_PER_TIMEOUT: Final = 10
 NS_PER_MS: Final = 1_000_000
 ID_BYTES_MAX: Final = GROUP_BYTES_MAX
-"""The limit of a group's and a member's name, since the metadata of every broker has them."""
+"""The limit of the names of groups and members, because every broker keeps them in memory."""
 
 
 class GroupCalls:
-    """The rpcs about consumer groups.
+    """The rpcs for consumer groups.
 
     Args:
-        host: what the calls of the API share.
+        host: the broker and the settings of the API.
     """
 
     def __init__(self, host: Host) -> None:
@@ -47,7 +47,7 @@ class GroupCalls:
     async def join(
         self, request: pb.JoinConsumerGroupRequest, call: Call
     ) -> pb.JoinConsumerGroupResponse:
-        """Join a group."""
+        """Add a member to a group; create the group with its first member."""
         _check_ids(request.groupId, request.consumerId)
         if not request.streams:
             raise RpcError(GrpcStatus.INVALID_ARGUMENT, "No streams provided")
@@ -78,7 +78,7 @@ class GroupCalls:
     async def leave(
         self, request: pb.LeaveConsumerGroupRequest, call: Call
     ) -> pb.LeaveConsumerGroupResponse:
-        """Leave a group."""
+        """Remove a member from a group."""
         _check_ids(request.groupId, request.consumerId)
         group = await self._known(request.groupId, member=request.consumerId)
         check_member(group, request.consumerId, call)
@@ -91,7 +91,7 @@ class GroupCalls:
     async def fetch(
         self, request: pb.FetchConsumerGroupAssignmentsRequest, call: Call
     ) -> pb.FetchConsumerGroupAssignmentsResponse:
-        """Return the member's partitions; this is its heartbeat."""
+        """Return the partitions assigned to a member; the call is its heartbeat."""
         _check_ids(request.groupId, request.consumerId)
         group = await self._known(request.groupId, epoch=request.epoch)
         if group.coordinator != self._host.me:
@@ -117,8 +117,8 @@ class GroupCalls:
     ) -> pb.ReportConsumerGroupCoordinatorResponse:
         """Count a member's report of a lost coordinator.
 
-        The coordinator is replaced when most members report it, or when its broker is fenced.
-        Each broker counts the reports that it receives.
+        The coordinator is replaced when most members have reported it, or at the first report
+        if its broker is fenced. Each broker counts the reports that it receives.
         """
         _check_ids(request.groupId, request.consumerId)
         if not request.coordinator:
@@ -159,7 +159,7 @@ class GroupCalls:
                     logger.warning("cannot remove consumer %s of %s yet: %s", member, group, error)
 
     def _silent(self, timeout_ms: int) -> list[tuple[str, str]]:
-        """Return members of groups coordinated here whose timeout has passed."""
+        """Return the members of groups coordinated here that have been silent for too long."""
         now_ms = self._host.broker.clock.monotonic_ms()
         members = [
             (name, member)
@@ -177,12 +177,12 @@ class GroupCalls:
         self._last_seen_ms[(group, member)] = self._host.broker.clock.monotonic_ms()
 
     async def _known(self, name: str, *, epoch: int = 0, member: str | None = None) -> GroupImage:
-        """Return a group that is at least as new as the caller knows it.
+        """Return a group; first fetch the newest metadata if the caller knows a newer state.
 
         Args:
             name: the group's name.
-            epoch: the epoch that the caller knows.
-            member: a member that the caller expects.
+            epoch: the group's epoch that the caller knows.
+            member: a member that must be in the group by the caller's knowledge.
 
         Raises:
             RpcError: the group does not exist.
@@ -200,7 +200,7 @@ class GroupCalls:
         return group
 
     def _candidate(self, *, but: BrokerId | None = None) -> BrokerId | None:
-        """Return the broker that coordinates fewest groups, the smallest among equals."""
+        """Return the broker that coordinates the fewest groups; among equals, the lowest id."""
         image = self._host.broker.image
         if not isinstance(self._host.broker, ClusterBroker):
             return self._host.me if but is None else None
@@ -224,10 +224,10 @@ def _check_ids(group: str, consumer: str) -> None:
 
 
 def check_member(group: GroupImage, consumer: str, call: Call) -> None:
-    """Raise unless the consumer is a member, and joined as the caller's principal.
+    """Check that a consumer is a member of a group and was joined by the caller's principal.
 
     Raises:
-        RpcError: it is not a member, or belongs to another principal.
+        RpcError: the consumer is not a member, or another principal has joined it.
     """
     if consumer not in group.members:
         text = "consumer is not a member of the consumer group"

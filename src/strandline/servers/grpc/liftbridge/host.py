@@ -1,4 +1,4 @@
-"""The broker as the Liftbridge API sees it, with settings and look-ups."""
+"""The broker and the settings of the Liftbridge API, shared by all its calls."""
 
 import asyncio
 from collections.abc import Iterable
@@ -29,12 +29,12 @@ CURSORS: Final = "__cursors"
 ACTIVITY: Final = ACTIVITY_STREAM
 RESERVED: Final = frozenset((CURSORS, ACTIVITY))
 CONTROLLER_WAIT_S: Final = 3.0
-"""Longer than the election of a controller takes."""
+"""Long enough for the election of a controller."""
 CONTROLLER_POLL_S: Final = 0.05
 
 
 class Host:
-    """The broker as the API sees it.
+    """The broker and the settings of the API, with look-ups.
 
     Args:
         broker: the broker that is served.
@@ -55,16 +55,16 @@ class Host:
 
     @property
     def address(self) -> tuple[str, int]:
-        """The host and port that clients connect to."""
+        """The host and port to which clients connect."""
         return advertised_host(self.broker.config), self.config.advertised_port or self.port
 
     def stream(self, name: str) -> Stream | None:
-        """Return a stream, if it exists and is not internal to another part of the broker."""
+        """Return a stream; None if it does not exist or is internal to another component."""
         if is_internal(name) and name not in RESERVED:
             return None
         try:
             return self.broker.stream(name)
-        except (UnknownStreamError, UnavailableError):  # ``know`` distinguishes the two
+        except (UnknownStreamError, UnavailableError):  # ``know`` tells the two apart
             return None
 
     async def know(self, stream: str, numbers: Iterable[int] = ()) -> None:
@@ -86,7 +86,7 @@ class Host:
         await self.broker.know_newest()
 
     def partition(self, stream: str, number: int) -> Partition | None:
-        """Return a partition, if it exists."""
+        """Return a partition; None if it does not exist."""
         found = self.stream(stream)
         try:
             return found.partition(number) if found is not None else None
@@ -94,37 +94,37 @@ class Host:
             return None
 
     def state(self, partition: Partition) -> PartitionState:
-        """Return whether a partition is readonly or paused."""
+        """Return the state of a partition: readonly, paused, both or neither."""
         stream = self.broker.image.streams.get(partition.name.stream)
         states = stream.states if stream is not None else {}
         return states.get(partition.name.partition, PartitionState())
 
     def leader(self, partition: PartitionPort) -> BrokerId | None:
-        """Return a partition's leader; None without one, or if it was just deleted."""
+        """Return a partition's leader; None if it has none or has just been deleted."""
         if not isinstance(self.broker, ClusterBroker):
             return self.me
         image = self._image_of(partition)
         return image.leader if image is not None else None
 
     def replicas(self, partition: Partition) -> tuple[tuple[BrokerId, ...], tuple[BrokerId, ...]]:
-        """Return a partition's replicas and in-sync replicas; none if it was just deleted."""
+        """Return the replicas and the in-sync replicas; both empty for a deleted partition."""
         if not isinstance(self.broker, ClusterBroker):
             return (self.me,), (self.me,)
         image = self._image_of(partition)
         return (image.replicas, image.isr) if image is not None else ((), ())
 
     def _image_of(self, partition: PartitionPort) -> PartitionImage | None:
-        """Return a partition of the newest metadata image; None if it was deleted."""
+        """Return a partition of the local metadata image; None if it has been deleted."""
         try:
             return self.broker.image.partition(partition.name.stream, partition.name.partition)
         except (UnknownStreamError, UnknownPartitionError):
             return None
 
     async def know_controller(self) -> None:
-        """Wait a moment for the controller to be known.
+        """Wait until a controller is known, for at most ``CONTROLLER_WAIT_S``.
 
         Raises:
-            RpcError: there is none; the text is the one after which clients retry.
+            RpcError: no controller is known; clients retry after this status and text.
         """
         if not isinstance(self.broker, ClusterBroker):
             return

@@ -1,7 +1,8 @@
-"""Automatic pausing of partitions without publishes for the time that their stream sets.
+"""Pausing of partitions that have had no publish for as long as their stream allows.
 
-Rule: idle time starts when this broker saw the partition's last record, or resumed it; only its
-leader pauses it.
+Rule: only the leader pauses a partition. Its idle time starts when this broker sees the last
+    record,
+or first leads the partition unpaused.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ INTERVAL_S: Final = 0.5
 
 
 class _Seen(NamedTuple):
-    """The end offset of a partition, and since when it has not changed."""
+    """The end offset of a partition, and since when it has been the same."""
 
     end: Offset
     since_ms: float
@@ -30,8 +31,8 @@ class AutoPause:
     """A task that pauses idle partitions.
 
     Args:
-        host: what the calls of the API share.
-        subscribers: the number of subscribers by partition.
+        host: the broker and the settings of the API.
+        subscribers: the number of subscribers of each partition.
     """
 
     def __init__(self, host: Host, subscribers: Mapping[PartitionName, int]) -> None:
@@ -43,7 +44,7 @@ class AutoPause:
         """Pause idle partitions, until cancelled."""
         while True:
             await asyncio.sleep(INTERVAL_S)
-            # Names only: a reference to a partition would keep a deleted one's files open.
+            # Names only: a reference to a deleted partition would keep its files open.
             for name in [partition.name for partition in self.idle()]:
                 try:
                     await self._host.pause(name.stream, (name.partition,), is_on=True)

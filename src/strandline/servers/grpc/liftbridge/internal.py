@@ -1,7 +1,7 @@
-"""The internal streams of the API: cursors and activity.
+"""The internal streams of the API, for cursors and activity events.
 
-Rules: created at the first start; their settings do not change later. Their records are ordinary:
-acknowledged when durable, replicated, readable.
+Rules: a stream is created at the first start, and its settings do not change later. Its records are
+ordinary: acknowledged when durable, replicated, readable.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ RETRY_S: Final = 1.0
 
 
 def cursors_config(host: Host) -> StreamConfig:
-    """Return the settings of the cursors stream, which is compacted."""
+    """Return the settings of the stream for cursors, which is compacted."""
     replicas = _replicas(host)
     return StreamConfig(
         name=CURSORS,
@@ -41,7 +41,7 @@ def cursors_config(host: Host) -> StreamConfig:
 
 
 def activity_config(host: Host) -> StreamConfig:
-    """Return the settings of the activity stream."""
+    """Return the settings of the stream for activity events."""
     replicas = _replicas(host)
     return StreamConfig(
         name=ACTIVITY,
@@ -58,7 +58,7 @@ def _replicas(host: Host) -> int:
 
 
 async def ensure_streams(host: Host) -> None:
-    """Create missing streams; in a cluster, once there is a controller."""
+    """Create the streams that do not exist; in a cluster, wait until there is a controller."""
     wanted = []
     if host.config.activity:
         wanted.append((ACTIVITY, activity_config))
@@ -77,13 +77,13 @@ async def ensure_streams(host: Host) -> None:
 
 
 class InternalStore(CommitWaiter):
-    """An ack sink that waits for one append."""
+    """An ack sink for one append that a coroutine waits for."""
 
     async def append(self, partition: Partition, value: bytes, *, key: bytes | None) -> Offset:
-        """Store a value; return its offset when it is durable.
+        """Store a value; return its offset once it is acknowledged.
 
         Raises:
-            StrandlineError: the value was rejected, or may not be stored.
+            StrandlineError: the value was rejected, or it is unknown whether it was stored.
         """
         subject = partition.config.subject
         number = partition.name.partition

@@ -1,7 +1,7 @@
 """Encoding of records as Liftbridge's ``Message`` for gRPC, some hundred thousand per second.
 
-Written by hand, because protobuf's objects cost several times as much per record; parts that do not
-change between records are encoded once. A test compares with protobuf.
+It is written by hand, because protobuf's objects take several times as long per record. Parts that
+are equal in many records are encoded once. A test compares the result with protobuf's.
 """
 
 from typing import Final
@@ -16,7 +16,7 @@ COLUMNS: Final = ("offset", "timestamp", "subject", "key", "value", "headers")
 REPLY: Final = "reply"
 SUBJECT: Final = "subject"
 REMEMBERED_MAX: Final = 4096
-"""The limit of cached encodings, for subjects and for lengths of values."""
+"""The limit of cached encodings, each for subjects and for lengths of values."""
 
 _OFFSET = b"\x08"
 _KEY = 2
@@ -36,7 +36,7 @@ def _varint(value: int) -> bytes:
 
 
 class MessageEncoder:
-    """An encoder for the records of one partition; used by one thread at a time.
+    """An encoder for one partition's records; used by one thread at a time.
 
     Args:
         name: the partition.
@@ -55,7 +55,7 @@ class MessageEncoder:
         self._last_ns_bytes = b""
 
     def encode(self, batches: list[pa.RecordBatch]) -> bytes:
-        """Return the framed messages of batches with the columns ``COLUMNS``."""
+        """Return batches with the columns ``COLUMNS`` as framed messages."""
         parts: list[bytes] = []
         for batch in batches:
             self._encode_batch(batch, parts)
@@ -102,14 +102,14 @@ class MessageEncoder:
             parts.append(body)
 
     def _length(self, size: int) -> bytes:
-        """Encode tag and length of a value."""
+        """Encode the tag and the length of a value."""
         if len(self._lengths) >= REMEMBERED_MAX:
             self._lengths.clear()
         head = self._lengths[size] = _VALUE + _varint(size)
         return head
 
     def _tail(self, subject: str) -> bytes:
-        """Encode everything that records of one subject without headers share."""
+        """Encode the fields that all records of one subject without headers share."""
         known = self._tails.get(subject)
         if known is None:
             if len(self._tails) >= REMEMBERED_MAX:
@@ -118,7 +118,7 @@ class MessageEncoder:
         return known
 
     def _decorated(self, subject: str, key: bytes | None, pairs: Headers | None) -> bytes:
-        """Encode stream, partition, subject, key and headers, with ``subject`` and ``reply``."""
+        """Encode stream, partition, subject, key and headers, including subject and reply."""
         headers = dict(pairs or ())
         reply = headers.get(REPLY) or b""
         headers |= {SUBJECT: subject.encode(), REPLY: reply}

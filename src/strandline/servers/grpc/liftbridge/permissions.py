@@ -1,8 +1,8 @@
 """The permissions that each rpc of Liftbridge's API needs, in one table.
 
 Rules: an rpc that is not in the table cannot be served. Every name in a request is checked, not
-only the first. Objects that the caller may not see are described as unknown. A denial has
-Liftbridge's text, which clients compare, and the status PERMISSION_DENIED.
+only the first. Objects that the caller may not see are described as unknown. A denial has the
+status PERMISSION_DENIED and Liftbridge's text, which clients compare.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
@@ -64,12 +64,12 @@ def _administer(request: Any) -> Iterator[Need]:
 
 
 def _in_band(_: Any) -> Iterable[Need]:
-    """Return no needs: each message is checked like ``Publish``, and denied in band."""
+    """Return no permissions: each message is checked as for ``Publish``, and denied in band."""
     return ()
 
 
 def _shown(_: Any) -> Iterable[Need]:
-    """Return no needs: any named principal may call, and the answer omits what it may not see."""
+    """Return no permissions: any known principal may call; the answer omits hidden objects."""
     return ()
 
 
@@ -91,14 +91,14 @@ NEEDS: Final[Mapping[str, Needs]] = {
     "FetchConsumerGroupAssignments": _group,
     "ReportConsumerGroupCoordinator": _group,
 }
-"""Rpc → the permissions that its request needs. Every client must also be named by some rule."""
+"""Rpc → the permissions that its request needs; a rule must also name the caller."""
 
 
 def allow(caller: Caller, method: str, request: Any) -> None:
-    """Raise unless the caller may make this request.
+    """Check that the caller may make a request.
 
     Raises:
-        RpcError: the caller may not.
+        RpcError: the caller lacks a permission.
         UnauthenticatedError: the caller's token is no longer valid.
     """
     for need in NEEDS[method](request):
@@ -116,7 +116,7 @@ def denial(method: str, need: Need) -> str:
 def checked(
     method: str, handle: Callable[[Any, Call], Awaitable[Any]]
 ) -> Callable[[Any, Call], Awaitable[Any]]:
-    """Return a handler that checks the caller first."""
+    """Return a handler that first checks the caller's permissions."""
 
     async def run(request: Any, call: Call) -> Any:
         allow(call.caller, method, request)

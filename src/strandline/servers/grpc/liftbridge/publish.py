@@ -1,8 +1,10 @@
-"""The rpcs that publish: one message with its ack, many on one stream, or to a subject.
+"""The rpcs that publish: one message, a stream of messages, or one message to a subject.
 
-Rules: an ack is sent at the durability of its policy: LEADER, on the leader's disk; ALL, on every
-in-sync replica. A call does not wait where Liftbridge does not (policy NONE, or no deadline). The
-broker never ends a stream of publishes, because clients do not reopen it.
+Rules: the ack policy sets when the ack is sent: with LEADER once the record is on the leader's
+    disk,
+with ALL once it is on every in-sync replica. A call does not wait where Liftbridge does not (policy
+NONE, or no deadline). The broker never ends a stream of publishes, because clients do not reopen
+it.
 """
 
 import asyncio
@@ -45,20 +47,20 @@ from strandline.servers.resume_forwarder import PendingForward
 from strandline.types import PartitionName
 
 if TYPE_CHECKING:
-    # Loads the client, which a broker alone does not need.
+    # The forwarder imports the client, which a broker alone does not need.
     from strandline.servers.forward import Forwarder
 
 HEADERS_MAX: Final = 4096
 FINISH_TIMEOUT_S: Final = 5.0
-"""How long a stream of publishes waits for its last acks."""
+"""How long a stream of publishes waits for its last acks at the end of its input."""
 UNANSWERED_MAX: Final = 100_000
-"""The limit of unacknowledged publishes of one stream; above it nothing more is received."""
+"""The limit of unacknowledged publishes of one stream; at it no more messages are received."""
 UNCHECKED: Final = -1
-"""The expected offset of a publish without such a check."""
+"""The ``expectedOffset`` of a publish that does not want the check."""
 
 
 class PublishTarget(NamedTuple):
-    """The target partition of a publish, and the record."""
+    """The partition to which a publish goes, and the record to store."""
 
     partition: Partition
     stream_subject: str
@@ -69,8 +71,8 @@ class PublishCalls:
     """The rpcs that publish.
 
     Args:
-        host: what the calls of the API share.
-        forwarder: forwards to other leaders; only in a cluster.
+        host: the broker and the settings of the API.
+        forwarder: forwards publishes to other leaders; None for a broker alone.
     """
 
     def __init__(self, host: Host, forwarder: "Forwarder | None") -> None:
@@ -78,7 +80,7 @@ class PublishCalls:
         self._forwarder = forwarder
         self._routes = host.broker.routes
 
-    # To a stream
+    # Publishes to a stream
 
     async def publish(self, request: pb.PublishRequest, call: Call) -> pb.PublishResponse:
         """Store one message; return its ack if the caller waits for it."""
@@ -97,7 +99,7 @@ class PublishCalls:
             raise error.status from error
 
     async def publish_many(self, call: Call) -> None:
-        """Store messages as they arrive, and send their acks when due."""
+        """Store messages as they arrive, and send each ack when it is due."""
         acks = AckStream(call)
         while messages := await call.receive():
             for data in messages:
@@ -134,7 +136,7 @@ class PublishCalls:
             acks.refuse(request.correlationId, error)
 
     async def _know(self, request: pb.PublishRequest) -> None:
-        """Call ``Host.know``, with its error as a rejection.
+        """Call ``Host.know``, and turn its error into a rejection.
 
         Raises:
             PublishRejectedError: the newest metadata cannot be read.
@@ -145,10 +147,10 @@ class PublishCalls:
             raise PublishRejectedError(pb.PublishAsyncError.INTERNAL, error.message) from error
 
     def _resolve(self, request: pb.PublishRequest) -> PublishTarget:
-        """Return the target of a publish, if it is allowed.
+        """Return the target of a publish.
 
         Raises:
-            PublishRejectedError: the publish is rejected.
+            PublishRejectedError: the target does not exist, or does not accept the publish.
         """
         stream = self._host.stream(request.stream)
         if stream is None:
@@ -178,7 +180,7 @@ class PublishCalls:
         return PublishTarget(partition, config.subject, record)
 
     async def _resume_paused(self, aimed: PublishTarget) -> PublishTarget:
-        """Resume a paused partition; for a forwarded publish its leader resumes it."""
+        """Resume a paused partition; if the publish is forwarded, leave that to the leader."""
         is_paused = isinstance(aimed.partition.blocked_by, PausedError)
         if not is_paused or self._is_forwarded(aimed.partition):
             return aimed
@@ -225,7 +227,7 @@ class PublishCalls:
         expected: int | None,
         acks: Acks | None,
     ) -> None:
-        """Append here, or forward to the leader after earlier forwarded publishes."""
+        """Append the record here, or forward it if another broker leads or forwards precede it."""
         if self._forwarder is not None and self._is_forwarded(partition):
             self._forwarder.append(
                 record, ack_sink=ack_sink, token=token, expects=expects, expected=expected
@@ -244,18 +246,18 @@ class PublishCalls:
         )
 
     def _is_forwarded(self, partition: PartitionPort) -> bool:
-        """Return whether another broker leads, or earlier publishes are being forwarded."""
+        """Return whether another broker leads, or earlier publishes are still being forwarded."""
         forwarder = self._forwarder
         return forwarder is not None and (
             self._host.leader(partition) != self._host.me or forwarder.is_busy_with(partition.name)
         )
 
-    # To a subject
+    # Publishes to a subject
 
     async def publish_to_subject(
         self, request: pb.PublishToSubjectRequest, call: Call
     ) -> pb.PublishToSubjectResponse:
-        """Store a message in every stream on a subject; return the first ack."""
+        """Store a message in every stream bound to a subject; return the first ack."""
         targets = await self._targets(request.subject)
         waits = request.ackPolicy != pb.NONE and call.timeout_s is not None
         waiting = SingleAck(0, due=len(targets)) if waits else None
@@ -267,7 +269,7 @@ class PublishCalls:
         if waiting is None:
             return pb.PublishToSubjectResponse()
         try:
-            # Without a stream there is no answer, as with NATS, and the deadline ends the call.
+            # As in NATS, there is no answer without a stream: the deadline ends the call.
             return pb.PublishToSubjectResponse(ack=await waiting.answer)
         except PublishRejectedError as error:
             ack = pb.Ack(
@@ -280,7 +282,7 @@ class PublishCalls:
             return pb.PublishToSubjectResponse(ack=ack)
 
     async def _targets(self, subject: str) -> Sequence[Target]:
-        """Return the streams on a subject; fetch the newest metadata if there is none.
+        """Return the streams bound to a subject; if none, look again in the newest metadata.
 
         Raises:
             RpcError: the subject is malformed.
@@ -326,7 +328,7 @@ def _record(
     *,
     wakes: bool,
 ) -> PendingForward:
-    """Return the record to store.
+    """Return a request's record, ready to be stored or forwarded.
 
     Raises:
         PublishRejectedError: the headers or the message id are invalid.
@@ -344,12 +346,12 @@ def _record(
 
 
 def acks_of(policy: Any) -> Acks | None:
-    """Return the ack level of a policy; None for the stream's own."""
+    """Return the ack level of an ack policy; None for the stream's own level."""
     return "disk" if policy == pb.LEADER else None
 
 
 def checked_headers(headers: Any) -> Headers | None:
-    """Return a publish's headers in the form of a record.
+    """Return a request's headers in the form that a record has.
 
     Raises:
         PublishRejectedError: there are too many headers, or a name is too long.
@@ -366,10 +368,10 @@ def checked_headers(headers: Any) -> Headers | None:
 
 
 def _message_id(headers: Any) -> str | None:
-    """Return the message id, by which a retry is recognised, from the headers.
+    """Return the message id in the headers, by which a retry is recognised.
 
     Raises:
-        PublishRejectedError: it is not UTF-8 or too long, so it could not be forwarded.
+        PublishRejectedError: the message id is not UTF-8 or too long.
     """
     raw = headers.get(MESSAGE_ID_HEADER, b"")
     if len(raw) > MESSAGE_ID_BYTES_MAX:

@@ -1,17 +1,17 @@
-"""Reports of consumer group members that lost their coordinator.
+"""Reports by members of consumer groups that they have lost their coordinator.
 
-Rules: a report counts for its epoch, once per member. After the coordinator's timeout without a new
-report, earlier ones expire. Pure: the caller passes the time.
+Rules: a member's report counts once, for one epoch. When no new report has come for the timeout,
+all earlier ones expire. Pure: the caller passes the time.
 """
 
 from collections.abc import Collection
 
 
 class Reports:
-    """The members that reported their coordinator.
+    """Which members have reported their coordinator.
 
     Args:
-        timeout_ms: the time after the last report in which reports are valid.
+        timeout_ms: reports expire when no new one has come for this time.
     """
 
     def __init__(self, *, timeout_ms: float) -> None:
@@ -20,7 +20,7 @@ class Reports:
         self._last_ms: dict[tuple[str, int], float] = {}
 
     def add(self, group: str, epoch: int, member: str, *, now_ms: float) -> int:
-        """Add a member's report; return how many members have reported."""
+        """Add a member's report; return how many members have reported by now."""
         key = (group, epoch)
         if now_ms - self._last_ms.get(key, now_ms) > self._timeout_ms:
             self._members.pop(key)
@@ -30,6 +30,6 @@ class Reports:
         return len(members)
 
     def keep(self, epochs: Collection[tuple[str, int]]) -> None:
-        """Drop reports of other groups and epochs."""
+        """Drop the reports for all other groups and epochs."""
         for key in self._members.keys() - set(epochs):
             del self._members[key], self._last_ms[key]

@@ -1,8 +1,8 @@
 """Reverse subscriptions: from a message back to an older one, newest first.
 
-Rules: the range is fixed at the start, within the records committed then. Without a stop position
-it goes back to the oldest message. It ends with RESOURCE_EXHAUSTED, like any subscription with a
-stop.
+Rules: the range is fixed at the start and ends at the newest record that is committed then. Without
+a stop position it begins at the oldest message. The subscription ends with RESOURCE_EXHAUSTED, as
+every subscription with a stop does.
 """
 
 import asyncio
@@ -28,10 +28,10 @@ STOPPED: Final = "Stop offset reached"
 async def deliver_reverse(
     host: Host, partition: Partition, call: Call, *, request: pb.SubscribeRequest
 ) -> NoReturn:
-    """Deliver the records of a reverse subscription.
+    """Deliver the records of a reverse subscription, then end it.
 
     Raises:
-        RpcError: always, at the end.
+        RpcError: always; it is the status with which the subscription ends.
     """
     extent = reverse_extent(request, partition)
     call.send(pb.Message())
@@ -48,7 +48,7 @@ async def deliver_reverse(
     while not cursor.is_done:
         check_open(partition)
         data, records = await loop.run_in_executor(host.pool, next_messages)
-        allow(call.caller, "Subscribe", request)  # the permission may have been revoked meanwhile
+        allow(call.caller, "Subscribe", request)  # the permission may have been revoked
         if records:
             call.send_framed(data)
             telemetry.count_read(records=records, size_bytes=len(data))
@@ -57,10 +57,10 @@ async def deliver_reverse(
 
 
 def reverse_extent(request: pb.SubscribeRequest, partition: Partition) -> PartitionRange[Partition]:
-    """Return the offsets that a request asks for, half-open.
+    """Return the range of offsets that a request asks for, half-open.
 
     Raises:
-        RpcError: there are none, or the request contradicts itself.
+        RpcError: the partition is empty, or the request contradicts itself.
     """
     first, end = partition.log_start_offset, partition.last_stable_offset
     if end <= first:
@@ -76,7 +76,7 @@ def _newest(request: pb.SubscribeRequest, partition: Partition) -> Offset:
     """Return the newest offset of the range.
 
     Raises:
-        RpcError: the position is unknown.
+        RpcError: the start position is unknown.
     """
     first, last = partition.log_start_offset, Offset(partition.last_stable_offset - 1)
     match request.startPosition:
@@ -97,7 +97,7 @@ def _oldest(request: pb.SubscribeRequest, partition: Partition) -> Offset:
     """Return the oldest offset of the range.
 
     Raises:
-        RpcError: the position is unknown, or cannot be a stop.
+        RpcError: the stop position is unknown, or not possible in reverse.
     """
     first = partition.log_start_offset
     match request.stopPosition:
@@ -115,16 +115,16 @@ def _oldest(request: pb.SubscribeRequest, partition: Partition) -> Offset:
 
 
 def check_open(partition: Partition) -> None:
-    """End a subscription of a deleted, moved or paused partition.
+    """Check that a partition can still be read: it is not deleted, moved or paused.
 
     Raises:
-        RpcError: the partition is deleted, moved or paused.
+        RpcError: the status with which the subscription ends.
     """
     if partition.closed:
         if isinstance(partition.closed_by, ShuttingDownError):
             raise RpcError(GrpcStatus.UNAVAILABLE, "the broker is stopping; retry later")
         if not isinstance(partition.closed_by, UnknownStreamError):
-            # Other brokers have the replicas now; clients look for them only after this status.
+            # The replicas are on other brokers now; clients look for them only after this status.
             raise RpcError(
                 GrpcStatus.UNAVAILABLE, "the partition has moved to other brokers; retry there"
             )

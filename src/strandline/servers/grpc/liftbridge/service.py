@@ -1,4 +1,4 @@
-"""Liftbridge's service: the handlers of its rpcs, and its background tasks."""
+"""The service of Liftbridge's API: the table of its rpcs, and its background tasks."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -28,7 +28,7 @@ from strandline.servers.metering import Metering
 from strandline.servers.tasks import end_task, start_task
 
 if TYPE_CHECKING:
-    # Loads the client, which a broker alone does not need.
+    # The forwarder imports the client, which a broker alone does not need.
     from strandline.servers.forward import Forwarder
 
 NAME = "proto.API"
@@ -41,7 +41,7 @@ DECIDED: Final = (
     "LeaveConsumerGroup",
     "ReportConsumerGroupCoordinator",
 )
-"""Rpcs that change the metadata."""
+"""The rpcs that change the metadata and therefore need a controller."""
 
 
 class LiftbridgeService:
@@ -51,7 +51,7 @@ class LiftbridgeService:
         broker: the broker that is served.
         pool: the threads to read on.
         metering: the meters of principals.
-        forwarder: forwards to other leaders; only in a cluster.
+        forwarder: forwards publishes to other leaders; None for a broker alone.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class LiftbridgeService:
 
     @property
     def address(self) -> str:
-        """The address for clients."""
+        """The address to which clients connect."""
         host, port = self._host.address
         return f"{bracketed(host)}:{port}"
 
@@ -106,13 +106,13 @@ class LiftbridgeService:
         self._is_ready = True
 
     async def _keep(self, activity: Activity | None) -> None:
-        """Create the internal streams, then write the activity stream."""
+        """Create the internal streams, then write activity events until cancelled."""
         await ensure_streams(self._host)
         if activity is not None:
             await activity.run()
 
     async def stop(self) -> None:
-        """End every call, then the background tasks."""
+        """End all calls, then the background tasks."""
         self._is_ready = False
         if self._listener is not None:
             await self._listener.stop()
@@ -124,7 +124,7 @@ class LiftbridgeService:
 def _decided(
     host: Host, run: Callable[[Any, Call], Awaitable[Any]]
 ) -> Callable[[Any, Call], Awaitable[Any]]:
-    """Return a handler that first waits for a controller, because it changes metadata."""
+    """Return a handler that first waits until a controller is known."""
 
     async def run_decided(request: Any, call: Call) -> Any:
         await host.know_controller()
@@ -136,7 +136,7 @@ def _decided(
 def _methods(
     host: Host, groups: GroupCalls, subscribing: SubscribeCalls, *, publishing: PublishCalls
 ) -> dict[bytes, Method]:
-    """Return the rpcs by path."""
+    """Return the rpcs of the API, by path."""
     streams, describing = LiftbridgeStreamCalls(host), DescribeCalls(host)
     cursors = CursorCalls(host)
     one: dict[str, tuple[type[Any], Callable[[Any, Call], Awaitable[Any]]]] = {

@@ -1,7 +1,7 @@
-"""The rpcs that create, delete and pause streams, and make them read-only.
+"""The rpcs that create, delete and pause streams, and make them readonly.
 
-Rules: a setting that only tunes Liftbridge's internals (how often and with how many goroutines it
-cleans) has no effect. Status codes and the texts that clients compare are Liftbridge's.
+Rules: settings that only tune how Liftbridge cleans its logs (how often, with how many goroutines)
+have no effect. Status codes and the texts that clients compare are Liftbridge's.
 """
 
 from typing import Any, Final
@@ -27,7 +27,7 @@ from strandline.servers.grpc.status import GrpcStatus, RpcError
 SEGMENT_BYTES_MIN: Final = 64 << 10
 NO_KEY: Final = "Failed on preconditions for stream's encryption handler: invalid AES key size 0"
 _NUMBERS: Final = (
-    # theirs, ours
+    # Liftbridge's name, Strandline's name
     ("retentionMaxBytes", "retention_bytes"),
     ("retentionMaxMessages", "retention_records"),
     ("retentionMaxAge", "retention_age_ms"),
@@ -42,15 +42,15 @@ _NUMBERS: Final = (
 def stream_config(
     request: pb.CreateStreamRequest, defaults: GrpcStreamsConfig, *, brokers: int
 ) -> StreamConfig:
-    """Return the settings that a request asks for.
+    """Return the stream settings that a request asks for.
 
     Args:
         request: the request.
-        defaults: the defaults of unset settings.
-        brokers: the number of brokers.
+        defaults: the values of settings that the request leaves out.
+        brokers: the number of brokers in the cluster.
 
     Raises:
-        RpcError: a setting cannot be honoured.
+        RpcError: a setting cannot be fulfilled.
     """
     _check_request(request)
     wanted: dict[str, Any] = msgspec.structs.asdict(defaults)
@@ -72,7 +72,7 @@ def stream_config(
         replicas=_replicas(request.replicationFactor, brokers),
         partitions=request.partitions or 1,
         partition_by="suffix",
-        pub_ack=False,  # a reply subject belongs to the application
+        pub_ack=False,  # an application that sets a reply subject expects no PubAck there
         **wanted,
     )
 
@@ -101,17 +101,17 @@ def _replicas(factor: int, brokers: int) -> int:
 
 
 class LiftbridgeStreamCalls:
-    """The rpcs of whole streams.
+    """The rpcs that concern whole streams.
 
     Args:
-        host: what the calls of the API share.
+        host: the broker and the settings of the API.
     """
 
     def __init__(self, host: Host) -> None:
         self._host = host
 
     async def create(self, request: pb.CreateStreamRequest, _: Call) -> pb.CreateStreamResponse:
-        """Create a stream; messages published after the answer are stored."""
+        """Create a stream; messages that are published after the answer are stored."""
         brokers = len(self._host.broker.image.brokers) or 1
         config = stream_config(request, self._host.config.streams, brokers=brokers)
         try:
@@ -146,7 +146,7 @@ class LiftbridgeStreamCalls:
     async def set_readonly(
         self, request: pb.SetStreamReadonlyRequest, _: Call
     ) -> pb.SetStreamReadonlyResponse:
-        """Make partitions read-only, or writable again."""
+        """Make partitions readonly, or writable again."""
         numbers = tuple(sorted(set(request.partitions)))
         await self._check(request.name, numbers)
         broker = self._host.broker
@@ -158,7 +158,7 @@ class LiftbridgeStreamCalls:
         return pb.SetStreamReadonlyResponse()
 
     async def _check(self, name: str, partitions: Any) -> None:
-        """Reject an unknown stream or partition, or an internal stream."""
+        """Reject a stream or partition that is unknown or internal."""
         await self._host.know(name, partitions)
         stream = self._host.stream(name)
         if stream is None:
@@ -171,7 +171,7 @@ class LiftbridgeStreamCalls:
 
 
 def _not_found(error: InvalidRequestError) -> RpcError:
-    """Return the status for a stream or partition that was just deleted."""
+    """Return the status for a stream or partition that has just been deleted."""
     if isinstance(error, UnknownStreamError):
         return RpcError(GrpcStatus.NOT_FOUND, "stream does not exist")
     if isinstance(error, UnknownPartitionError):

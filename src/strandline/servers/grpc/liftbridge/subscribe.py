@@ -1,8 +1,8 @@
 """The subscribe rpc: resolution of start and stop, and delivery.
 
 Rules: only committed records are delivered. The first message is empty and confirms the
-subscription. Pure functions resolve positions once, at the start. A subscription that reaches its
-stop ends with RESOURCE_EXHAUSTED, as in Liftbridge.
+subscription. Positions are resolved once, at the start, by pure functions. A subscription that
+reaches its stop ends with RESOURCE_EXHAUSTED, as in Liftbridge.
 """
 
 from collections import defaultdict
@@ -27,7 +27,7 @@ END_OF_READONLY: Final = "End of readonly partition"
 
 
 class SubscribeRange(NamedTuple):
-    """The offsets to deliver; the stop is exclusive, None for no stop."""
+    """The offsets to deliver; the stop is exclusive, None means no stop."""
 
     start: Offset
     stop: Offset | None
@@ -38,14 +38,14 @@ def start_of(request: pb.SubscribeRequest, partition: Partition) -> Offset:
     """Return the first offset to deliver.
 
     Raises:
-        RpcError: the position is unknown.
+        RpcError: the start position is unknown.
     """
     end, first = partition.last_stable_offset, partition.log_start_offset
     match request.startPosition:
         case pb.NEW_ONLY:
             start = end
         case pb.OFFSET:
-            # Beyond the end means: new records only.
+            # An offset beyond the end means: new records only.
             start = Offset(request.startOffset) if request.startOffset < end else end
         case pb.EARLIEST:
             start = first
@@ -58,11 +58,12 @@ def start_of(request: pb.SubscribeRequest, partition: Partition) -> Offset:
     return max(start, first)
 
 
-def compact_batches(partition: Partition) -> Offset:
-    """Return the offset after the newest record that may have been acknowledged here.
+def acknowledged_end(partition: Partition) -> Offset:
+    """Return the offset after the newest record that this broker may have acknowledged.
 
-    An ack of policy LEADER means that a record is on this disk; it is delivered once it is
-    committed. Later records of a replica, or of an open transaction, may never be.
+    On the leader it is the end of the log, because an ack of policy LEADER needs only the leader's
+    disk; such a record is delivered once it is committed. On a follower, and while a transaction
+    is open, it is the last stable offset: later records may never be committed.
     """
     end = partition.last_stable_offset
     is_open = end < partition.high_watermark
@@ -70,27 +71,27 @@ def compact_batches(partition: Partition) -> Offset:
 
 
 def stop_of(request: pb.SubscribeRequest, partition: Partition) -> tuple[Offset | None, str]:
-    """Return the exclusive stop and its reason; None for no stop.
+    """Return the exclusive stop and the reason to report at it; None for no stop.
 
     Raises:
-        RpcError: the position is unknown, or beyond any record.
+        RpcError: the stop position is unknown, or there is no record before it.
     """
     end = partition.last_stable_offset
     match request.stopPosition:
         case pb.STOP_ON_CANCEL:
             if isinstance(partition.blocked_by, ReadonlyError):
-                return compact_batches(partition), END_OF_READONLY
+                return acknowledged_end(partition), END_OF_READONLY
             return None, STOPPED
         case pb.STOP_OFFSET:
             return (Offset(request.stopOffset + 1) if request.stopOffset >= 0 else None), STOPPED
         case pb.STOP_LATEST:
-            end = compact_batches(partition)
+            end = acknowledged_end(partition)
             if end <= partition.log_start_offset:
                 raise RpcError(GrpcStatus.RESOURCE_EXHAUSTED, "Stream is empty")
             return end, STOPPED
         case pb.STOP_TIMESTAMP:
             after = TimestampNs(max(0, request.stopTimestamp) + 1)
-            stop = min(partition.log.offset_for_timestamp(after), compact_batches(partition))
+            stop = min(partition.log.offset_for_timestamp(after), acknowledged_end(partition))
             if stop <= partition.log_start_offset:
                 raise RpcError(GrpcStatus.INTERNAL, "no message is as old as the stop timestamp")
             return stop, STOPPED
@@ -99,13 +100,13 @@ def stop_of(request: pb.SubscribeRequest, partition: Partition) -> tuple[Offset 
 
 
 def asks_for_end(request: pb.SubscribeRequest) -> bool:
-    """Return whether the range depends on the partition's current end."""
+    """Return whether the range depends on the current end of the partition."""
     begins_anywhere = request.startPosition == pb.EARLIEST
     return not begins_anywhere or request.stopPosition in (pb.STOP_LATEST, pb.STOP_TIMESTAMP)
 
 
 def extent_of(request: pb.SubscribeRequest, partition: Partition) -> SubscribeRange:
-    """Return the range of a request.
+    """Return the range of offsets that a request asks for.
 
     Raises:
         RpcError: the request contradicts itself.
@@ -119,24 +120,24 @@ def extent_of(request: pb.SubscribeRequest, partition: Partition) -> SubscribeRa
 
 
 class _Member(NamedTuple):
-    """The group member that reads a partition."""
+    """A group's member that reads a partition: the group's epoch that it named, and its call."""
 
     epoch: int
     call: Call
 
 
 class SubscribeCalls:
-    """The rpc that reads.
+    """The rpc that delivers records.
 
     Args:
-        host: what the calls of the API share.
+        host: the broker and the settings of the API.
     """
 
     def __init__(self, host: Host) -> None:
         self._host = host
         self._members: dict[tuple[str, PartitionName], _Member] = {}
         self.subscribers: defaultdict[PartitionName, int] = defaultdict(int)
-        """How many subscriptions each partition has."""
+        """The number of subscriptions of each partition."""
 
     async def subscribe(self, request: pb.SubscribeRequest, call: Call) -> None:
         """Deliver records until the client disconnects or the stop is reached."""
@@ -160,7 +161,7 @@ class SubscribeCalls:
                 partition
             ) == self._host.me:
                 await wait_until_caught_up(partition)
-                self._partition(request)  # another broker may lead now, and have newer records
+                self._partition(request)  # raises if another broker leads now, with newer records
             if request.reverse:
                 await deliver_reverse(self._host, partition, call, request=request)
             extent = extent_of(request, partition)
@@ -175,7 +176,7 @@ class SubscribeCalls:
                 del self._members[group]
 
     def _partition(self, request: pb.SubscribeRequest) -> Partition:
-        """Return the partition, if it can be read here."""
+        """Return the requested partition, and check that it may be read here."""
         consumer = request.consumer
         if consumer.groupId and not consumer.consumerId:
             text = "Consumer id cannot be empty when group id is provided"
@@ -194,13 +195,14 @@ class SubscribeCalls:
         return partition
 
     async def _check_consumer(self, consumer: pb.Consumer, call: Call) -> None:
-        """Reject a consumer that is not a member, or names an epoch its group did not have.
+        """Check that a consumer is a member of its group, and names no epoch of the future.
 
-        Checked only with access control. Otherwise any principal that may use the group could
-        displace its members with a later epoch.
+        This is checked only with access control: otherwise any principal that may use the group
+        could displace its members by naming a later epoch.
 
         Raises:
-            RpcError: the consumer is not a member, or of another principal, or of no such epoch.
+            RpcError: the consumer is not a member, another principal has joined it, or the epoch is
+                later than the group's.
             UnavailableError: the newest metadata cannot be read.
         """
         if not call.caller.is_checked:
@@ -219,7 +221,7 @@ class SubscribeCalls:
     def _take_over(
         self, consumer: pb.Consumer, group: tuple[str, PartitionName], call: Call
     ) -> None:
-        """Become the group's reader of the partition; end the previous one without an error."""
+        """Make a call the group's reader of a partition; the previous one ends without an error."""
         holder = self._members.get(group)
         if holder is not None:
             if consumer.groupEpoch < holder.epoch:
@@ -251,14 +253,14 @@ class SubscribeCalls:
                 raise RpcError(GrpcStatus.RESOURCE_EXHAUSTED, extent.why_stop)
             is_readonly = isinstance(partition.blocked_by, ReadonlyError)
             portion = await reader.next(extent.stop, bytes_max=call.share_bytes)
-            allow(call.caller, "Subscribe", request)  # may have been revoked meanwhile
+            allow(call.caller, "Subscribe", request)  # the permission may have been revoked
             if portion.records:
                 call.send_framed(portion.data)
                 telemetry.count_read(records=portion.records, size_bytes=len(portion.data))
                 await call.drain()
             elif extent.stop is not None and reader.offset >= extent.stop:
-                continue  # no visible record lies between the last one and the stop
+                continue  # there is no visible record between the last one and the stop
             elif reader.offset >= partition.last_stable_offset:
-                if is_readonly and reader.offset >= compact_batches(partition):
+                if is_readonly and reader.offset >= acknowledged_end(partition):
                     raise RpcError(GrpcStatus.RESOURCE_EXHAUSTED, END_OF_READONLY)
                 await reader.more()

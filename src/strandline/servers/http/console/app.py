@@ -1,4 +1,4 @@
-"""The console as a web application, which the listener loads for the first page."""
+"""The console as a web application, which the listener loads at the first request for a page."""
 
 from collections.abc import Callable
 from typing import Final
@@ -44,9 +44,9 @@ class ConsoleApp:
     """The console of one broker.
 
     Args:
-        broker: the broker.
+        broker: the broker that the console shows.
         access: identifies the users.
-        flight_port: returns the port of its Arrow Flight.
+        flight_port: returns the port of the broker's Arrow Flight.
     """
 
     def __init__(self, broker: Reached, access: Access, flight_port: Callable[[], int]) -> None:

@@ -1,6 +1,7 @@
-"""The console's clients: one for each token, connected to the broker itself.
+"""The clients of Arrow Flight through which the console asks its broker, one for each token.
 
-Rules: connected on first use, closed when unused for long or when there are too many.
+Rules: a client is connected on first use, and closed when unused for long or when there are too
+many.
 """
 
 import threading
@@ -16,12 +17,12 @@ from strandline.config import BrokerConfig, bracketed
 CLIENTS_MAX: Final = 16
 IDLE_MS: Final = 10 * 60_000.0
 TIMEOUT_S: Final = 8.0
-"""Timeout of a call: a page should rather show an error than nothing."""
+"""The timeout of a call: a page that shows an error is better than no page."""
 ANY_ADDRESS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - replaced, not bound
 
 
 class Reached(Protocol):
-    """The parts of a broker that tell how to reach it."""
+    """The part of a broker that a client needs to reach it."""
 
     @property
     def config(self) -> BrokerConfig:
@@ -35,12 +36,12 @@ class Reached(Protocol):
 
     @property
     def flight_address(self) -> str:
-        """Its address in a cluster; empty for a broker alone."""
+        """The broker's Flight address in a cluster; empty for a broker alone."""
         ...
 
 
 class HeldClient(NamedTuple):
-    """A client and when it was used last."""
+    """A client and the time of its last use."""
 
     client: Client
     used_ms: float
@@ -51,7 +52,7 @@ class ClientPool:
 
     Args:
         broker: the broker to connect to.
-        flight_port: returns the port of its Arrow Flight.
+        flight_port: returns the port of the broker's Arrow Flight.
     """
 
     def __init__(self, broker: Reached, flight_port: Callable[[], int]) -> None:
@@ -61,7 +62,7 @@ class ClientPool:
         self._held: OrderedDict[str, HeldClient] = OrderedDict()
 
     def of(self, token: str) -> Client:
-        """Return the client that shows this token; empty: none.
+        """Return the client that sends this token; an empty token means none.
 
         Raises:
             StrandlineError: a certificate cannot be read.
@@ -100,7 +101,7 @@ class ClientPool:
         if not tls.is_on:
             credentials = Credentials(token=token)
             return Client(f"grpc://{address}", timeout_s=TIMEOUT_S, credentials=credentials)
-        # Without an authority, the broker's own certificate is the one to trust.
+        # Without an authority, trust the broker's own certificate.
         authority = tls.authority or config.cluster.tls_authority or tls.certificate
         credentials = Credentials(authority, tls.certificate, tls.key, token)
         return Client(f"tls://{address}", timeout_s=TIMEOUT_S, credentials=credentials)

@@ -1,7 +1,7 @@
-"""The state of a cluster for the pages, asked of every broker at once.
+"""The state of a cluster for the pages, queried from all brokers at once.
 
-Rules: an answer about a partition is its leader's, whichever broker renders the page. A broker that
-does not answer in time is shown as such and delays a page by a few seconds at most.
+Rules: what a page shows of a partition comes from its leader, whichever broker renders the page. A
+broker that does not answer in time is shown as such and delays a page by a few seconds at most.
 """
 
 import threading
@@ -26,7 +26,7 @@ from strandline.errors import NotAllowedError, StrandlineError
 TIMEOUT_S: Final = 2.5
 RATE_MS_MIN: Final = 900.0
 RATE_MS_MAX: Final = 12_000.0
-"""A rate is the mean over this time at most."""
+"""A rate is the mean over at most this time."""
 FORGET_MS: Final = 60_000.0
 RATED_MAX: Final = 20_000
 Q = TypeVar("Q")
@@ -34,7 +34,7 @@ A = TypeVar("A")
 
 
 class BrokerRow(NamedTuple):
-    """A broker of the cluster page."""
+    """A broker as a row of the cluster page."""
 
     id: int
     address: str
@@ -43,7 +43,7 @@ class BrokerRow(NamedTuple):
     is_voter: bool
     status: BrokerStatus | None
     error: str
-    """Why it did not answer; empty if it did."""
+    """Why the broker did not answer; empty if it did."""
 
 
 class ClusterView(NamedTuple):
@@ -58,7 +58,7 @@ class ClusterView(NamedTuple):
 
     @property
     def problems(self) -> list[str]:
-        """Return what is wrong, the worst first."""
+        """What is wrong in the cluster, the worst first."""
         found = []
         if self.is_cluster and self.controller is None:
             found.append("there is no controller: streams cannot be created nor leaders elected")
@@ -82,7 +82,7 @@ class ClusterView(NamedTuple):
 
     @property
     def under_replicated(self) -> list[CopiesInfo]:
-        """Return the partitions with a replica that is not in sync."""
+        """The partitions with a replica that is not in sync."""
         return [each for each in self.partitions if set(each.replicas) - set(each.isr)]
 
 
@@ -131,11 +131,12 @@ def cluster_view(client: Client) -> ClusterView:
 def _status_of(
     found: BrokerStatus | StrandlineError | None, state: str
 ) -> tuple[BrokerStatus | None, str]:
-    """Return the status of a broker, or why it was not received.
+    """Return the status of a broker, or the reason why there is none.
 
     Args:
-        found: its answer; None: the metadata has no such broker in service, so it was not asked.
-        state: its state, as the controller knows it.
+        found: the broker's answer; None if it was not asked, because the metadata does not list it
+            as in service.
+        state: the broker's state, as the controller knows it.
     """
     if found is None:
         is_serving = state in ("live", "draining")
@@ -146,7 +147,7 @@ def _status_of(
 
 
 def _raise_denial(found: Iterable[object]) -> None:
-    """Raise the denial of a broker: the others deny, too."""
+    """Raise the first denial among answers: a user denied by one broker is denied by all."""
     for each in found:
         if isinstance(each, NotAllowedError):
             raise each
@@ -156,7 +157,7 @@ def answers_of_all(client: Client, command: AdminCommand[Q, A], request: Q) -> d
     """Return the results of every broker that answers; blocks.
 
     Raises:
-        StrandlineError: none does.
+        StrandlineError: no broker answers.
     """
     found = client.brokers.ask_all(command, request, timeout_s=TIMEOUT_S)
     answers = {
@@ -171,11 +172,11 @@ class ReplicaState(NamedTuple):
     """A replica of a partition."""
 
     broker: str
-    """Its id, or its address where the user may not read the cluster."""
+    """The broker's id, or its address if the user may not read the cluster."""
     is_leader: bool
     is_in_sync: bool
     lag_records: int | None
-    """Records that it lacks; None: unknown."""
+    """The number of records that the replica lacks; None if unknown."""
 
 
 class PartitionRow(NamedTuple):
@@ -183,13 +184,13 @@ class PartitionRow(NamedTuple):
 
     info: PartitionInfo
     leader: str
-    """The id or address of its leader; empty without one."""
+    """The id or address of the leader; empty without one."""
     replicas: tuple[ReplicaState, ...]
     is_moving: bool
 
     @property
     def lag_records(self) -> int:
-        """Return how many records the furthest replica lacks."""
+        """The number of records that the furthest replica lacks."""
         return max((each.lag_records or 0 for each in self.replicas), default=0)
 
 
@@ -202,17 +203,17 @@ class StreamRow(NamedTuple):
 
     @property
     def records(self) -> int:
-        """Return the number of visible records."""
+        """The number of visible records."""
         return sum(each.records for each in self.partitions)
 
     @property
     def size_bytes(self) -> int:
-        """Return the size of the leaders' logs."""
+        """The total size of the leaders' logs."""
         return sum(each.size_bytes for each in self.partitions)
 
     @property
     def end(self) -> int:
-        """Return the sum of the log end offsets, which grows with every record."""
+        """The sum of the log end offsets, which grows with every record."""
         return sum(each.log_end_offset for each in self.partitions)
 
 
@@ -237,7 +238,7 @@ def stream_row(answers: list[tuple[str, StreamInfo]]) -> StreamRow:
     for number in range(len(newest.partitions)):
         known = [(at, info.partitions[number]) for at, info in of_same if _has(info, number)]
         leaders = [part for at, part in known if part.leader in ("", at)]
-        # Without the leader's answer, the replica that has most comes closest.
+        # Without the leader's answer, show the replica with the most records.
         partitions.append(max(leaders or [part for _, part in known], key=_end_of))
     return StreamRow(newest.config, newest.created_ns, tuple(partitions))
 
@@ -297,7 +298,7 @@ def _copies_of(cluster: ClusterStatus | None, name: str) -> dict[int, CopiesInfo
 
 
 def _row_of_addresses(part: PartitionInfo) -> PartitionRow:
-    """Return a partition as a user sees it who may not read the cluster."""
+    """Return a partition for a user who may not read the cluster: addresses instead of ids."""
     replicas = tuple(
         ReplicaState(at, at == part.leader, is_in_sync=True, lag_records=None)
         for at in part.in_sync
@@ -308,8 +309,8 @@ def _row_of_addresses(part: PartitionInfo) -> PartitionRow:
 def _row_of_copies(
     part: PartitionInfo, copies: CopiesInfo | None, infos: dict[int, StreamInfo | None]
 ) -> PartitionRow:
-    """Return a partition with its replicas, from the answers of the brokers by their ids."""
-    if copies is None:  # created a moment ago
+    """Return a partition with its replicas; ``infos`` has each broker's answer by its id."""
+    if copies is None:  # the partition was created a moment ago
         return PartitionRow(part, part.leader, (), is_moving=False)
     replicas = tuple(
         ReplicaState(
@@ -331,27 +332,27 @@ def _lag(part: PartitionInfo, info: StreamInfo | None) -> int | None:
 
 
 class RateTracker:
-    """Rates of numbers that only grow, from their values when pages were made; any thread."""
+    """Rates of counters, computed from the values seen at earlier page loads; any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._seen: dict[tuple[str, str], deque[tuple[float, int]]] = {}
 
     def of_streams(self, rows: Iterable[StreamRow], now_ms: float) -> dict[str, float | None]:
-        """Return the records per second of each stream; None for one seen for the first time."""
+        """Return each stream's records per second; None for a stream seen for the first time."""
         return self.observe("stream", {row.config.name: row.end for row in rows}, now_ms)
 
     def observe(
         self, kind: str, totals: Mapping[str, int], now_ms: float
     ) -> dict[str, float | None]:
-        """Return the growth per second of each total; None for one seen for the first time."""
+        """Return the growth per second of each total; None for a total seen for the first time."""
         with self._lock:
             self._forget(now_ms)
             return {name: self._rate((kind, name), total, now_ms) for name, total in totals.items()}
 
     def _rate(self, key: tuple[str, str], total: int, now_ms: float) -> float | None:
         seen = self._seen.setdefault(key, deque())
-        if seen and total < seen[-1][1]:  # deleted and created again, or reset
+        if seen and total < seen[-1][1]:  # the stream was recreated, or the counter was reset
             seen.clear()
         if not seen or now_ms - seen[-1][0] >= RATE_MS_MIN:
             seen.append((now_ms, total))

@@ -1,7 +1,7 @@
-"""The bytes of a record as text for people: by a schema, JSON, text, or a hex dump.
+"""The bytes of a record as text for people: decoded by a schema, as JSON or text, or a hex dump.
 
-Rules: pure. What is shown is limited; a value is never parsed beyond ``PARSED_BYTES_MAX``, and the
-values of one page not beyond ``SCHEMA_BYTES_MAX`` by a schema.
+Rules: pure. The length of what is shown is limited. A value longer than ``PARSED_BYTES_MAX`` is not
+parsed, and one page decodes at most ``SCHEMA_BYTES_MAX`` by a schema.
 """
 
 import json
@@ -17,33 +17,34 @@ from strandline.values.schema import SchemaVersion
 
 PARSED_BYTES_MAX: Final = 256 << 10
 SCHEMA_BYTES_MAX: Final = 2 << 20
-"""Bytes that one page decodes by a schema, at some 20 MB/s."""
+"""Bytes that one page decodes by a schema, at about 20 MB/s."""
 SHOWN_CHARACTERS_MAX: Final = 16 << 10
 SUMMARY_CHARACTERS: Final = 160
 HEX_BYTES_MAX: Final = 2048
 HEX_COLUMNS: Final = 16
 _KINDS = {"avro": "Avro", "protobuf": "Protobuf"}
-"""Formats that are shown as the JSON of their columns."""
+"""Formats whose values are shown as the JSON of their columns."""
 
 
 class DecodedValue(NamedTuple):
-    """A value as text."""
+    """A value decoded to text."""
 
     kind: str
     """``Avro``, ``Protobuf``, ``JSON``, ``text``, ``bytes`` or ``null``."""
     summary: str
-    """One line."""
+    """The value on one line."""
     text: str
     is_cut: bool
     problem: str = ""
-    """Why the value does not fit the schema of its stream."""
+    """Why the value does not fit its stream's schema; empty if it fits."""
 
 
 class SchemaDecoder:
     """Decodes the values of one page by the schema of their stream.
 
     Args:
-        versions: the versions of the schema, ascending; empty: values are shown as they look.
+        versions: the versions of the schema, ascending; empty: the format is guessed from the
+            value.
     """
 
     def __init__(self, versions: Sequence[SchemaVersion]) -> None:
@@ -51,13 +52,13 @@ class SchemaDecoder:
         self._read: Callable[[bytes], Any] | None = None
         self._left = SCHEMA_BYTES_MAX
         if versions:
-            # Imported here: it brings Arrow's reader of JSON along.
+            # Imported here, because it imports Arrow's JSON reader.
             from strandline.values.decode import value_by_schema
 
             self._read = value_by_schema(versions)
 
     def decoded(self, value: bytes | None, how: str) -> DecodedValue:
-        """Return a value as text; ``how`` as for ``decoded``."""
+        """Return a value as text; ``how`` is that of the function ``decoded``."""
         if value is None or self._read is None or how != "auto":
             return decoded(value, how)
         self._left -= len(value)
@@ -68,7 +69,7 @@ class SchemaDecoder:
         except (ArithmeticError, LookupError, OSError, TypeError, ValueError) as error:
             return decoded(value)._replace(problem=str(error)[:SUMMARY_CHARACTERS])
         if self._kind is None:
-            # With the fields that the schema does not name.
+            # Show the JSON as it is, including fields that the schema does not name.
             return decoded(value if framed_id(value) is None else value[FRAME_BYTES:])
         text = msgspec.json.encode(row).decode()
         pretty = msgspec.json.format(text, indent=2)
@@ -96,7 +97,7 @@ def decoded(value: bytes | None, how: str = "auto") -> DecodedValue:
     if how == "auto" and text[:1] in ("{", "[") and len(value) <= PARSED_BYTES_MAX:
         try:
             pretty = msgspec.json.format(text, indent=2)
-            json.loads(text)  # msgspec's format does not check everything
+            json.loads(text)  # msgspec's format does not detect all invalid JSON
         except (*UNDECODABLE, msgspec.DecodeError):
             return _as_text("text", text, len(value))
         return _as_text("JSON", pretty, len(value), summary=text)
@@ -104,7 +105,7 @@ def decoded(value: bytes | None, how: str = "auto") -> DecodedValue:
 
 
 def key_text(key: bytes | None) -> str:
-    """Return a key on one line; bytes that are not UTF-8 as escapes."""
+    """Return a key on one line, with escapes for bytes that are not UTF-8."""
     if key is None:
         return ""
     text = key[:SUMMARY_CHARACTERS].decode("utf-8", "backslashreplace")

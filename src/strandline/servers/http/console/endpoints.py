@@ -1,10 +1,10 @@
-"""Handles requests to the console, and runs its pages on worker threads.
+"""The entry to the console: checks requests, and runs its pages on worker threads.
 
-Rules: each request is checked first: its host, its session, and the CSRF token of a form. A page
-needs a session, or a token in the headers; an action needs a session and the CSRF token of its
-form. Without access control everybody may use the console, but a loopback listener accepts only
-``localhost``, a name under it or an IP address as the host, against DNS rebinding. At most 32 pages
-are in progress; four run at a time, and the next request gets 503.
+Rules: before a page runs, the request's host, its session and the CSRF token of a form are checked.
+A page needs a session, or a token in the headers; an action needs a session and the CSRF token of
+its form. Without access control everybody may use the console, but a loopback listener accepts only
+``localhost``, a name under it or an IP address as the host, against DNS rebinding. At most
+``REQUESTS_MAX`` requests are in progress, of which ``THREADS`` run at a time; further ones get 503.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 THREADS: Final = 4
 REQUESTS_MAX: Final = 32
-"""Pages in progress: those that run, and those that wait for a thread."""
+"""Requests in progress: those that run, and those that wait for a thread."""
 FIELDS_MAX: Final = 100
 LOGIN: Final = "/login"
 CSRF_FIELD: Final = "csrf_token"
@@ -69,26 +69,26 @@ STATUS: Final[tuple[tuple[type[StrandlineError], int], ...]] = (
 
 
 class ConsoleUser(NamedTuple):
-    """A user of the console: a cookie, and where access is checked a token and its principal."""
+    """A user of the console: a cookie and, if access is checked, a token and its principal."""
 
     cookie: str
     token: str = ""
     principal: str = ""
     is_new: bool = False
-    """Whether the cookie is still to be set."""
+    """Whether the answer must still set the cookie."""
 
 
 class NoSession(Exception):  # noqa: N818 - not an error: the user has to log in
-    """The user has no session."""
+    """The request has no valid session."""
 
 
 class ConsoleEndpoints:
-    """The entry to the console of one broker.
+    """The endpoints of a broker's console.
 
     Args:
-        broker: the broker.
+        broker: the broker that the console shows.
         access: identifies the users.
-        flight_port: returns the port of its Arrow Flight.
+        flight_port: returns the port of the broker's Arrow Flight.
     """
 
     def __init__(self, broker: Reached, access: Access, flight_port: Callable[[], int]) -> None:
@@ -101,7 +101,7 @@ class ConsoleEndpoints:
         self._in_progress = 0
 
     def routes(self, declared: list[ConsoleRoute]) -> list[Route]:
-        """Return the web framework's routes of the console."""
+        """Return the web framework's routes for the console's."""
         own = [
             Route(LOGIN, self._with_headers(self._show_login), methods=["GET"]),
             Route(LOGIN, self._with_headers(self._log_in), methods=["POST"]),
@@ -113,7 +113,7 @@ class ConsoleEndpoints:
         ]
 
     def close(self) -> None:
-        """Close the clients; pages that run now fail."""
+        """Close the console's clients; pages in progress fail."""
         self._clients.close()
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
@@ -135,7 +135,7 @@ class ConsoleEndpoints:
         return answer
 
     def _user(self, request: Request, *, may_show_header: bool) -> ConsoleUser:
-        """Identify the user.
+        """Return the user whom the session or the token in the headers identifies.
 
         Raises:
             NoSession: there is no session.
@@ -144,7 +144,7 @@ class ConsoleEndpoints:
         cookie = request.cookies.get(_cookie_name(request), "")
         if not self._access.is_on:
             if self._broker.config.tls.authority:
-                # Certificates keep strangers out, and this listener asks for none.
+                # The operator admits clients by certificate only, and this listener asks for none.
                 raise HTTPException(
                     403,
                     "clients need certificates here (tls.authority), which the console does not "
@@ -177,7 +177,7 @@ class ConsoleEndpoints:
         """Return the posted form.
 
         Raises:
-            HTTPException: it was not made by this server for this user.
+            HTTPException: the form was not rendered by this server for this user.
         """
         fields = Fields(await _posted(request))
         if not self._sessions.is_csrf_token(user.cookie, fields[CSRF_FIELD]):
@@ -189,7 +189,7 @@ class ConsoleEndpoints:
     def _answer(
         self, route: ConsoleRoute, request: Request, user: ConsoleUser, *, form: Fields
     ) -> Response:
-        """Answer a request; runs on a thread of the console."""
+        """Call the handler of a route and render its answer; runs on a thread of the console."""
         query = Fields(dict(request.query_params))
         try:
             asked = ConsoleRequest(
@@ -288,7 +288,7 @@ class ConsoleEndpoints:
         except HTTPException as error:
             status = error.status_code
             return await self._login_page(request, before, problem=error.detail, status=status)
-        # A new id, so that a cookie that was planted before does not become a session.
+        # A new id: an attacker may have planted the present cookie.
         session = self._sessions.open(form["token"], principal)
         response = RedirectResponse(_local_path(form["next"]), 303)
         return self._with_cookie(request, response, ConsoleUser(session, is_new=True))
@@ -321,7 +321,7 @@ class ConsoleEndpoints:
             )
         return response
 
-    # Every answer
+    # Checks and headers common to all answers
 
     def _with_headers(
         self, endpoint: Callable[[Request], Awaitable[Response]]
@@ -339,7 +339,7 @@ class ConsoleEndpoints:
         return answer
 
     async def refusal(self, request: Request, error: HTTPException) -> Response:
-        """Return the page of an error that ends a request before any page."""
+        """Return the error page for a request that did not reach a page."""
         values = {"status": error.status_code, "message": error.detail, "is_bare": True}
         page = Page("error.html", values, error.status_code)
         shown = await asyncio.to_thread(self._response, page, request, ConsoleUser(""))
@@ -371,7 +371,7 @@ async def _posted(request: Request) -> dict[str, str]:
     """Return the fields of a posted form; the listener has limited its size.
 
     Raises:
-        HTTPException: it is not a form.
+        HTTPException: the request has no form.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != FORM_TYPE:
@@ -384,13 +384,13 @@ async def _posted(request: Request) -> dict[str, str]:
 
 
 def _cookie_name(request: Request) -> str:
-    """Return the name of the cookie: brokers of one machine differ in the port only."""
+    """Return the cookie's name. It has the port, since brokers on one host share its cookies."""
     _, port = request.scope["server"]
     return f"strandline_{port}"
 
 
 def _local_path(path: str) -> str:
-    """Return a path of this site; the first page for anything else."""
+    """Return a path of this site unchanged; ``/`` for anything else."""
     is_local = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable()
     return path if is_local else "/"
 

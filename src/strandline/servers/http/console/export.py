@@ -1,7 +1,7 @@
-"""Records as files: JSON lines as the CLI prints them, CSV, Parquet.
+"""Records as files: JSON lines in the format of the CLI, CSV, Parquet.
 
-Rules: JSON lines and Parquet hold every byte. CSV holds text; a cell that a spreadsheet would take
-for a formula begins with an apostrophe.
+Rules: JSON lines and Parquet keep every byte. CSV is text; a cell that a spreadsheet would run as a
+formula gets a leading apostrophe.
 """
 
 import base64
@@ -22,13 +22,13 @@ CSV_COLUMNS: Final = ("partition", "offset", "timestamp", "subject", "key", "val
 
 
 def as_json_lines(records: list[ConsoleRecord]) -> bytes:
-    """Return one JSON object a line; bytes that are not UTF-8 become ``<name>_base64``."""
+    """Return one JSON object a line; a value that is not UTF-8 becomes ``<name>_base64``."""
     lines = (json.dumps(_document(each), ensure_ascii=False) + "\n" for each in records)
     return "".join(lines).encode()
 
 
 def as_csv(records: list[ConsoleRecord]) -> bytes:
-    """Return a table with a heading; bytes that are not UTF-8 as escapes."""
+    """Return a table with a heading row; bytes that are not UTF-8 become escapes."""
     out = io.StringIO()
     writer = csv.writer(out)
     writer.writerow(CSV_COLUMNS)
@@ -42,8 +42,8 @@ def as_csv(records: list[ConsoleRecord]) -> bytes:
 
 
 def as_parquet(records: list[ConsoleRecord]) -> bytes:
-    """Return a Parquet file with the columns of a read, and the partition."""
-    import pyarrow.parquet as pq  # takes memory, and few users want it
+    """Return a Parquet file with the columns of a read, and the partition number."""
+    import pyarrow.parquet as pq  # imported here: it takes memory, and few users need it
 
     rows = [each._asdict() | {"timestamp": each.timestamp_ns} for each in records]
     schema = pa.schema([PARTITION_FIELD, *_plain_schema()])
@@ -58,11 +58,11 @@ FORMATS: Final[dict[str, tuple[str, str, Callable[[list[ConsoleRecord]], bytes]]
     "csv": ("CSV", "text/csv; charset=utf-8", as_csv),
     "parquet": ("Parquet", "application/vnd.apache.parquet", as_parquet),
 }
-"""Name for people, media type and function of each format."""
+"""Format → its name for people, its media type, and the function that writes it."""
 
 
 def _plain_schema() -> list[pa.Field]:
-    """Return the columns of a read; a dictionary column as plain text."""
+    """Return the columns of a read, with dictionary columns as plain text."""
     return [
         field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field
         for field in RECORD_SCHEMA

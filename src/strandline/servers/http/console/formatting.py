@@ -1,7 +1,8 @@
 """Values as text for people: sizes, durations, counts, times, and bytes that may be hostile.
 
-Rules: pure. Units are parsed as the CLI parses them. Characters that could control a terminal,
-hide, or change the direction of text are shown as escapes.
+Rules: pure. Units are parsed as in the CLI. Characters that could control a terminal, are
+    invisible,
+or change the direction of text are shown as escapes.
 """
 
 import re
@@ -30,11 +31,11 @@ DURATION_UNITS: Final = {
 _NUMBER = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([A-Za-z]*)")
 _KEPT = "\n\t"
 _HIDDEN = {"Cc", "Cf", "Co", "Cs", "Zl", "Zp"}
-"""Categories of Unicode characters that are not shown as they are."""
+"""Categories of Unicode characters that are shown as escapes."""
 
 
 def size(size_bytes: float) -> str:
-    """Return bytes in the binary unit that fits."""
+    """Return a number of bytes in the largest fitting binary unit."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size_bytes < 1024:
             return f"{size_bytes:,.0f} {unit}" if unit == "B" else f"{size_bytes:,.1f} {unit}"
@@ -43,7 +44,7 @@ def size(size_bytes: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return seconds in the two largest units that apply."""
+    """Return a duration in its two largest units."""
     if 0 < seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     minutes, rest = divmod(int(seconds), 60)
@@ -55,7 +56,7 @@ def duration(seconds: float) -> str:
 
 
 def number(value: float) -> str:
-    """Return a number with separators, and one digit after the point if it is small."""
+    """Return a number with separators, and with one decimal if it is small."""
     return f"{value:,.1f}" if 0 < value < 10 and value != int(value) else f"{value:,.0f}"
 
 
@@ -68,7 +69,7 @@ def format_time(at_ns: int) -> str:
 
 
 def format_time_ns(at_ns: int) -> str:
-    """Return a Unix time as ISO 8601 with nine digits, as the CLI prints it."""
+    """Return a Unix time as ISO 8601 with nine decimals of the second, as in the CLI."""
     seconds, rest = divmod(at_ns, 10**9)
     try:
         return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:09}Z"
@@ -77,7 +78,7 @@ def format_time_ns(at_ns: int) -> str:
 
 
 def escape_hidden(text: str) -> str:
-    """Return text with every invisible or controlling character as an escape."""
+    """Return text with every invisible or control character as an escape."""
     if text.isprintable():
         return text
     return "".join(
@@ -90,7 +91,7 @@ def parse_size(text: str, what: str) -> int:
     """Parse a size in bytes, such as ``64MiB``.
 
     Raises:
-        InvalidRequestError: it is not one.
+        InvalidRequestError: the text is not a size.
     """
     return _scaled(text, SIZE_UNITS, f"{what}: {text!r} is not a size; write for example 64MiB")
 
@@ -99,7 +100,7 @@ def parse_duration(text: str, what: str) -> int:
     """Parse a duration to milliseconds, such as ``7d``; the default unit is ms.
 
     Raises:
-        InvalidRequestError: it is not one.
+        InvalidRequestError: the text is not a duration.
     """
     hint = f"{what}: {text!r} is not a duration; write for example 7d, 12h or 30s"
     return _scaled(text, DURATION_UNITS, hint)
@@ -109,7 +110,7 @@ def parse_count(text: str, what: str) -> int:
     """Parse a whole number of at least 0.
 
     Raises:
-        InvalidRequestError: it is not one.
+        InvalidRequestError: the text is not such a number.
     """
     plain = text.strip().replace(",", "")
     if not (plain.isascii() and plain.isdigit() and len(plain) <= 18):
@@ -118,10 +119,10 @@ def parse_count(text: str, what: str) -> int:
 
 
 def parse_time(text: str, now_ns: int) -> datetime:
-    """Parse a time, in UTC unless it has a zone, or ``-15m`` for 15 minutes ago.
+    """Parse a time (UTC unless it has a zone), or ``-15m`` for 15 minutes ago.
 
     Raises:
-        InvalidRequestError: it is neither.
+        InvalidRequestError: the text is neither.
     """
     hint = f"{text!r} is not a time; write for example 2026-11-21T12:00:00Z, or -15m"
     try:

@@ -1,6 +1,6 @@
 """Graphs with axes as SVG, drawn by the server.
 
-Rules: pure; no text from outside is drawn. Colours are those of the style sheet, by class.
+Rules: pure; no text from outside is drawn. The style sheet defines the colours, by class.
 """
 
 import math
@@ -26,7 +26,7 @@ class Line(NamedTuple):
 
     name: str
     points: Sequence[tuple[float, float]]
-    """Unix time in seconds, value; in order of time."""
+    """Pairs of Unix time in seconds and value, in order of time."""
 
 
 def graph(
@@ -40,11 +40,11 @@ def graph(
     """Return a graph as an SVG element.
 
     Args:
-        title: what is drawn, for those who do not see it.
+        title: what is drawn, as text for screen readers.
         lines: the lines.
-        span: first and last time of the horizontal axis, Unix seconds.
+        span: the first and the last time of the horizontal axis, in Unix seconds.
         unit: formats a value of the vertical axis.
-        is_binary: whether the values are bytes, whose axis ends at a round number of KiB or MiB.
+        is_binary: whether the values are bytes: the axis then ends at a round number of KiB or MiB.
     """
     largest = max((value for line in lines for _, value in line.points), default=0.0)
     top = binary_ceiling(largest) if is_binary else ceiling(largest)
@@ -71,7 +71,7 @@ def graph(
 
 
 def ceiling(value: float) -> float:
-    """Return the least of 1, 2 and 5 times a power of ten that is not below a value."""
+    """Return the smallest of 1, 2 and 5 times a power of ten that is at least a value."""
     if value <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))
@@ -79,7 +79,7 @@ def ceiling(value: float) -> float:
 
 
 def binary_ceiling(value: float) -> float:
-    """Return the least of 1, 2, 5, …, 500 times a power of 1,024 that is not below a value."""
+    """Return the smallest of 1, 2, 5, …, 500 times a power of 1,024 that is at least a value."""
     unit = 1.0
     while value > 500 * unit:
         unit *= 1024
@@ -87,7 +87,7 @@ def binary_ceiling(value: float) -> float:
 
 
 def x_step(seconds: float) -> float:
-    """Return the distance of the labels of an axis of so many seconds."""
+    """Return the distance between labels of a time axis that spans ``seconds``."""
     return next((step for step in X_STEPS_S if seconds / step <= X_LABELS_MAX), X_STEPS_S[-1])
 
 

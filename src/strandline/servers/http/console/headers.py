@@ -1,4 +1,4 @@
-"""The headers of every answer of the console."""
+"""The HTTP headers that every answer of the console has."""
 
 from typing import Final
 

@@ -62,7 +62,7 @@ def revoke(request: ConsoleRequest) -> Redirect:
 
 
 def _rule(request: ConsoleRequest) -> Rule:
-    """Return the rule in a form; the client checks it as the CLI's."""
+    """Return the rule in a form; the client checks it as the CLI does."""
     form = request.form
     return Rule(
         form["principal"],
@@ -73,7 +73,7 @@ def _rule(request: ConsoleRequest) -> Rule:
 
 
 def create_token(request: ConsoleRequest) -> Page:
-    """Create a token and show it, once: the broker keeps its hash only."""
+    """Create a token and show it this once: the broker stores its hash only."""
     principal, days = request.form["token_principal"], request.form.number("days")
     token = request.client.access.create_token(principal, days=days)
     return Page("access.html", {**_values(request), "new_token": token, "token_of": principal})
@@ -86,7 +86,7 @@ def revoke_token(request: ConsoleRequest) -> Redirect:
 
 
 def set_quota(request: ConsoleRequest) -> Redirect:
-    """Set the limits of a principal, replacing those it has."""
+    """Set a principal's limits, replacing all earlier ones."""
     form = request.form
     if "quota_principal" not in form:
         raise InvalidRequestError("principal: name the principal to limit")
@@ -101,7 +101,7 @@ def set_quota(request: ConsoleRequest) -> Redirect:
 
 
 def remove_quota(request: ConsoleRequest) -> Redirect:
-    """Remove the limits of a principal."""
+    """Remove a principal's limits."""
     request.client.quotas.remove(request.form["quota_principal"])
     return Redirect("/access?note=quota-removed")
 

@@ -1,4 +1,4 @@
-"""The page of the clients that are connected."""
+"""The page of connected clients."""
 
 from typing import Final, NamedTuple
 
@@ -16,7 +16,7 @@ LISTENERS: Final = {
 
 
 class ClientRow(NamedTuple):
-    """A connection of the page."""
+    """A connection as a row of the page."""
 
     key: str
     broker: str
@@ -25,7 +25,7 @@ class ClientRow(NamedTuple):
 
 
 def clients_page(request: ConsoleRequest) -> Page:
-    """Return the connections at every broker, those with most messages first."""
+    """Return the connections of all brokers, those with the most messages first."""
     view = cluster_view(request.client)
     names = {row.address: str(row.id) if view.is_cluster else "" for row in view.brokers}
     answers = answers_of_all(request.client, LIST_CONNECTIONS, None)

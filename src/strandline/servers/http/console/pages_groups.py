@@ -1,4 +1,4 @@
-"""The pages of consumers: groups and durable NATS consumers, their members, lag and reset."""
+"""The pages of consumer groups and durable NATS consumers: members, lag and reset."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
@@ -20,9 +20,9 @@ from strandline.servers.http.console.request import (
 from strandline.types import PartitionName
 
 SHOWN_MAX: Final = 200
-"""Groups on the list; each takes a call."""
+"""Groups on the list; each costs a call."""
 NATS_PREFIX: Final = "js/"
-"""Begins the names of the groups in which durable NATS consumers are stored."""
+"""The prefix of the names of groups that store durable NATS consumers."""
 NOTES: Final = {"reset": "The committed offsets were set.", "deleted": "The group was deleted."}
 RESETS: Final = (
     ("earliest", "the first record"),
@@ -41,9 +41,9 @@ class GroupRow(NamedTuple):
     members: int
     streams: tuple[str, ...]
     lag: int | None
-    """None: unknown."""
+    """None if unknown."""
     committed: int
-    """The sum of its committed offsets."""
+    """The sum of the group's committed offsets."""
     error: str = ""
 
 
@@ -64,7 +64,7 @@ class ProgressRow(NamedTuple):
 
 
 def list_page(request: ConsoleRequest) -> Page:
-    """Return the groups whose name or streams contain the text that is looked for."""
+    """Return the groups whose name or streams contain the searched text."""
     extents = partition_extents(stream_rows(request.client))
     summaries = request.client.groups.list()
     wanted = request.query["q"].lower()
@@ -104,7 +104,7 @@ def _group_row(
 
 
 def partition_extents(rows: Iterable[StreamRow]) -> dict[PartitionName, range]:
-    """Return the offsets of each partition, up to its high watermark."""
+    """Return each partition's offsets, from its log start offset to its high watermark."""
     return {
         PartitionName(row.config.name, part.partition): range(
             part.log_start_offset, part.high_watermark
@@ -169,7 +169,7 @@ def group_page(request: ConsoleRequest) -> Page:
 
 
 def _preview(request: ConsoleRequest, rows: list[ProgressRow]) -> dict[str, Any]:
-    """Return what a reset would do; nothing is changed."""
+    """Return what a reset would change, without changing it."""
     try:
         wanted = _wanted_offsets(request)
     except NOT_ABOUT_A_FIELD:
@@ -215,7 +215,7 @@ def _wanted_offsets(request: ConsoleRequest) -> dict[int, int]:
 
 
 def reset(request: ConsoleRequest) -> Redirect:
-    """Set the committed offsets that a preview has shown."""
+    """Set the committed offsets that the user saw in a preview."""
     form = request.form
     name, stream = form["name"], form["stream"]
     offsets = positions_of(form["offsets"])

@@ -14,7 +14,7 @@ from strandline.servers.http.console.request import ConsoleRequest, ConsoleRoute
 HOUR_S: Final = 3600.0
 SPAN_S_MIN: Final = 300.0
 SAME_NS: Final = 12_000_000_000
-"""Brokers notice one event at different times; further apart it is another one."""
+"""Brokers notice one event at different times: equal events within this time are one."""
 SHOWN_MAX: Final = 500
 KINDS: Final = (
     *("election", "isr", "move", "controller", "broker"),
@@ -62,7 +62,7 @@ GRAPHS: Final = (
 
 
 def load_page(request: ConsoleRequest) -> Page:
-    """Return graphs of the last hour, one line for each broker."""
+    """Return graphs of the last hour with one line for each broker."""
     answers = answers_of_all(request.client, METRIC_HISTORY, None)
     histories = sorted((info for [info] in answers.values()), key=lambda info: info.broker)
     until_s = request.now_ns / 1e9
@@ -119,9 +119,9 @@ def events_page(request: ConsoleRequest) -> Page:
 
 
 def merged_events(found: list[tuple[ClusterEvent, str]]) -> list[MergedEvent]:
-    """Return events newest first, those that several brokers noticed once.
+    """Return the events newest first; an event that several brokers noticed appears once.
 
-    What a broker noticed about itself, such as refusals, is one event for each broker.
+    Events that each broker notices about itself, such as rejections, are not merged.
     """
     merged: list[MergedEvent] = []
     open_at: dict[tuple[str, ...], int] = {}

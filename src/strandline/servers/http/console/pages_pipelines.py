@@ -1,7 +1,8 @@
 """The page of pipelines, and of other queries that commit their progress to a group.
 
 A pipeline, or a streaming query of Spark with a ``group``, commits its progress to a consumer group
-without members, and a pipeline that ends with an error commits that. Brokers know nothing else.
+without members. A pipeline that fails commits its error there, too. Brokers know nothing else about
+pipelines.
 """
 
 from typing import Final, NamedTuple
@@ -19,27 +20,27 @@ from strandline.servers.http.console.pages_groups import (
 from strandline.servers.http.console.request import ConsoleRequest, ConsoleRoute, Page
 
 SHOWN_MAX: Final = 200
-"""Pipelines on the page; each takes a call."""
+"""Pipelines on the page; each costs a call."""
 READS_MAX: Final = 64
-"""Partitions whose oldest unread record is looked up; each takes a read of one record."""
+"""Partitions whose oldest unread record is looked up; each costs a read of one record."""
 
 
 class PipelineRow(NamedTuple):
-    """A pipeline of the page."""
+    """A pipeline as a row of the page."""
 
     name: str
     streams: tuple[str, ...]
     committed: int
-    """The sum of its committed offsets."""
+    """The sum of the pipeline's committed offsets."""
     lag: int
     unread_s: float | None
-    """The age of the oldest unread record; None: nothing is unread, or it is not known."""
+    """The age of the oldest unread record; None if all records are read, or if unknown."""
     error: str
-    """Why it ended; empty: it did not end with an error, or went on since."""
+    """The error with which the pipeline ended; empty if it did not fail, or runs again."""
 
 
 def pipelines_page(request: ConsoleRequest) -> Page:
-    """Return the pipelines: those that failed first, then those with the oldest unread record."""
+    """Return the pipelines: failed ones first, then by the age of the oldest unread record."""
     client = request.client
     extents = partition_extents(stream_rows(client))
     wanted = request.query["q"].lower()
@@ -54,7 +55,7 @@ def pipelines_page(request: ConsoleRequest) -> Page:
     for name in names[:SHOWN_MAX]:
         info = _info(client, name)
         if info is None or not (info.positions or info.metadata):
-            continue  # a group that has committed nothing, or that the user may not see
+            continue  # the group has committed nothing, or the user may not see it
         progress = progress_rows(info, extents)
         behind = [row for row in progress if row.lag]
         rows.append(_row(request, info, progress, behind=behind[:reads]))
@@ -98,7 +99,7 @@ def _row(
 
 
 def _stored_ns(client: Client, row: ProgressRow) -> int | None:
-    """Return when the first unread record of a partition was stored; None: unknown."""
+    """Return when the first unread record of a partition was stored; None if unknown."""
     try:
         found = client.read(
             row.stream,
@@ -108,7 +109,7 @@ def _stored_ns(client: Client, row: ProgressRow) -> int | None:
             columns=["timestamp"],
         ).read_all()
     except StrandlineError:
-        return None  # it was deleted, or may not be read; the lag is shown without an age
+        return None  # the record was deleted or may not be read; the lag is shown without an age
     return int(found["timestamp"].cast("int64")[0].as_py()) if found.num_rows else None
 
 

@@ -48,11 +48,11 @@ DECODINGS: Final = (("auto", "by schema, or as they look"), ("text", "text"), ("
 HOW_MANY: Final = ((50, "50"), (100, "100"), (200, "200"))
 TAIL_RECORDS: Final = 100
 TAIL_BEHIND_MAX: Final = 1000
-"""A tail that is further behind in a partition passes over records."""
+"""A tail that is further behind in a partition skips records."""
 
 
 def records_page(request: ConsoleRequest) -> Page:
-    """Return records of a stream, from positions in either direction."""
+    """Return a page of records, from given offsets in either direction."""
     name, query = request.path["name"], request.query
     values: dict[str, Any] = {
         "name": name,
@@ -82,7 +82,7 @@ def records_page(request: ConsoleRequest) -> Page:
 
 
 class PageRead(NamedTuple):
-    """A read that a page's fields describe."""
+    """The read that a page's fields describe."""
 
     reader: RecordReader
     partitions: list[Any]
@@ -90,7 +90,7 @@ class PageRead(NamedTuple):
     is_newest_first: bool
 
     def read(self, count: int) -> RecordPage:
-        """Return the records."""
+        """Return the page's records."""
         read = self.reader.newest if self.is_newest_first else self.reader.oldest
         return read(self.positions, count)
 
@@ -124,7 +124,7 @@ def _reading(
 def _first_positions(
     request: ConsoleRequest, name: str, start: str, *, numbers: list[int]
 ) -> dict[int, int]:
-    """Return the offsets at which a page begins; empty: at the first or last of each partition."""
+    """Return the offsets where a page begins; empty: at each partition's first or last record."""
     at = request.query["at"]
     if start == "offset":
         return dict.fromkeys(numbers, request.query.number("at", 0) or 0)
@@ -136,7 +136,7 @@ def _first_positions(
 
 
 def _shown(request: ConsoleRequest, found: RecordPage) -> dict[str, Any]:
-    """Return the values of a page for its records."""
+    """Return the values for the template that show records."""
     query = request.query
     kept = query.without("positions", "tail", "note")
     more = "" if found.is_end else urlencode({**kept, "positions": positions_text(found.positions)})
@@ -159,11 +159,11 @@ class RecordRow(NamedTuple):
 
 
 def rows_of(request: ConsoleRequest, records: Sequence[ConsoleRecord]) -> list[RecordRow]:
-    """Return records with their bytes as text, values by the schema of their stream."""
+    """Return records as rows of text, with values decoded by the schema of their stream."""
     how = request.query["decode"] or "auto"
     versions: Sequence[SchemaVersion] = ()
     if records and how == "auto":
-        # Without a controller values are shown as they look.
+        # Without a controller there is no schema: the format of values is guessed.
         with contextlib.suppress(UnavailableError):
             versions = request.client.schemas.list(request.path["name"])
     decoder = SchemaDecoder(versions)
@@ -179,7 +179,7 @@ def rows_of(request: ConsoleRequest, records: Sequence[ConsoleRecord]) -> list[R
 
 
 def tail(request: ConsoleRequest) -> JsonAnswer:
-    """Return the records stored since the last call, as rows of the table."""
+    """Return the records stored since the previous call, as rows of the table."""
     from strandline.servers.http.console.templates import render
 
     info = request.client.stream_info(request.path["name"])
@@ -198,7 +198,7 @@ def tail(request: ConsoleRequest) -> JsonAnswer:
 
 
 def value(request: ConsoleRequest) -> Download:
-    """Return the whole value of one record."""
+    """Return a record's whole value as a file."""
     name = request.path["name"]
     partition, offset = request.query.number("partition", 0), request.query.number("offset", 0)
     assert partition is not None, "it has a default"
@@ -214,7 +214,7 @@ def value(request: ConsoleRequest) -> Download:
 
 
 def download(request: ConsoleRequest) -> Download:
-    """Return the records that a page's fields describe, as a file."""
+    """Return the records that a page's fields describe as a file."""
     how = request.query["format"] or "jsonl"
     if how not in FORMATS:
         raise InvalidRequestError(f"format must be one of {', '.join(FORMATS)}, got {how!r}")
@@ -233,7 +233,7 @@ def download(request: ConsoleRequest) -> Download:
     )
     found = _reading(request, info, budget=budget).read(count)
     _, media_type, encode = FORMATS[how]
-    # A file that lacks records because of the limits says so in its name.
+    # The name of a file that lacks records because of the limits says so.
     part = ".part" if found.is_cut else ""
     return Download(encode(found.records), f"{info.name}{part}.{how}", media_type)
 
@@ -253,7 +253,7 @@ def publish_page(request: ConsoleRequest) -> Page:
 
 
 def publish(request: ConsoleRequest) -> Redirect:
-    """Append one record and wait for its ack."""
+    """Append a record and wait for its ack."""
     name, form = request.path["name"], request.form
     ack = request.client.append(
         name,
@@ -274,7 +274,7 @@ def _headers(text: str) -> list[tuple[str, bytes]]:
     """Parse headers, one a line.
 
     Raises:
-        InvalidRequestError: a line is not a header.
+        InvalidRequestError: a line is not of the form ``name: value``.
     """
     found = []
     for line in filter(str.strip, text.splitlines()):

@@ -24,7 +24,7 @@ NOTES: Final = {
     "deleted": "The stream was deleted.",
     "purged": "The records were deleted.",
 }
-"""Messages after a change; an address names one, and cannot bring its own text."""
+"""Messages after a change. The page's address names one, so it cannot bring its own text."""
 CHOICES: Final = {
     "partition_by": ("", "suffix", "subject", "key", "message_id"),
     "acks": ("", "memory", "disk", "replicated"),
@@ -44,11 +44,11 @@ UNLIMITED: Final = {
     "retention_records",
     "max_records_per_subject",
 }
-"""Settings whose 0 means no limit."""
+"""Settings for which 0 means no limit."""
 
 
 def list_page(request: ConsoleRequest) -> Page:
-    """Return the streams whose name or subject contains the text that is looked for."""
+    """Return the streams whose name or subject contains the searched text."""
     rows = stream_rows(request.client)
     rates = request.rates.of_streams(rows, request.now_ms)
     wanted, has_internal = request.query["q"].lower(), "internal" in request.query
@@ -106,8 +106,8 @@ def stream_page(request: ConsoleRequest) -> Page:
 
 
 def _schema_of(request: ConsoleRequest) -> SchemaVersion | None:
-    """Return the newest version of a stream's schema; None to those who may not read it, too."""
-    # Without a controller the rest of the page is still of use.
+    """Return the newest version of a stream's schema; None if there is none to show."""
+    # Without a controller the rest of the page is still useful.
     with contextlib.suppress(NotAllowedError, UnavailableError):
         versions = request.client.schemas.list(request.path["name"])
         return versions[-1] if versions else None
@@ -115,7 +115,7 @@ def _schema_of(request: ConsoleRequest) -> SchemaVersion | None:
 
 
 def settings_of(row: StreamRow) -> list[tuple[str, str]]:
-    """Return the settings of a stream in units for people."""
+    """Return a stream's settings, with values in units for people."""
     config, found = row.config, []
     for name in config.__struct_fields__:
         value = getattr(config, name)
@@ -147,7 +147,7 @@ def create_page(request: ConsoleRequest) -> Page:
 
 
 def create(request: ConsoleRequest) -> Redirect:
-    """Create a stream, checked as the CLI's are."""
+    """Create a stream, with the same checks as in the CLI."""
     values = config_values(request.form)
     name = values.pop("name")
     request.client.create_stream(name, **values)
@@ -155,7 +155,7 @@ def create(request: ConsoleRequest) -> Redirect:
 
 
 def config_values(form: Fields) -> dict[str, Any]:
-    """Return the settings in a form that are not left empty.
+    """Return the settings of a form whose fields are not empty.
 
     Raises:
         InvalidRequestError: a number, size or duration is not valid.

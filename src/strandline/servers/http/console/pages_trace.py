@@ -23,7 +23,7 @@ EMPTY = Diagram(0, 0, [], [], [], 0)
 
 
 def trace_page(request: ConsoleRequest) -> Page:
-    """Return the diagram of what the brokers have traced."""
+    """Return the diagram of the brokers' traces."""
     wanted = request.query["q"]
     values: dict[str, Any] = {"q": wanted, "form": request.form, "is_own": False}
     try:
@@ -35,14 +35,14 @@ def trace_page(request: ConsoleRequest) -> Page:
 
 
 def own_trace(request: ConsoleRequest) -> Page:
-    """Return the diagram of a trace that was pasted, such as a simulation's."""
+    """Return the diagram of a trace that the user pasted, such as a simulation's."""
     wanted = request.form["q"]
     drawn = diagram(parse_trace(request.form.raw("trace")), wanted)
     return Page("trace.html", {"q": wanted, "form": request.form, "is_own": True, "diagram": drawn})
 
 
 def export(request: ConsoleRequest) -> Download:
-    """Return what the brokers have traced, as ShiViz reads it."""
+    """Return the brokers' traces in the format of ShiViz."""
     lines = [f"{each.host} {_clock(each)}\n{each.text}\n" for each in _events(request)]
     return Download("".join(lines).encode(), "strandline.trace", "text/plain; charset=utf-8")
 

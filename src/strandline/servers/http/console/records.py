@@ -1,8 +1,8 @@
 """Bounded reads of records for a page, the live tail and downloads.
 
-Rules: every request reads at most so many records and bytes, and for at most so long; a search that
-has not found enough by then says where it goes on. Filters by subject and key run on the
-broker, over a limited range of offsets; those by header and text here, on what it delivers.
+Rules: a request reads for a limited time, and a limited number of records and bytes. A search that
+ends at a limit returns the offset where it can continue. The broker filters by subject and key,
+over a limited range of offsets; header and text are matched here, on the records it delivers.
 """
 
 import heapq
@@ -21,18 +21,18 @@ SEARCHED_RECORDS_MAX: Final = 50_000
 SEARCHED_BYTES_MAX: Final = 64 << 20
 SEARCH_S: Final = 4.0
 FILTERED_OFFSETS_MAX: Final = 1_000_000
-"""Offsets that the broker looks through for one request with a filter of its own."""
+"""Offsets that the broker searches for one request that filters by subject or key."""
 DOWNLOAD_RECORDS_MAX: Final = 100_000
 DOWNLOAD_BYTES_MAX: Final = 32 << 20
 DOWNLOAD_S: Final = 10.0
 PARTITIONS_AT_ONCE: Final = 64
-"""A page over all partitions reads the first 64 at most; with more, the user selects one."""
+"""A page over all partitions reads this many at most; the user can select another one."""
 BATCH_BYTES: Final = 256 << 10
 COLUMNS: Final = ("offset", "timestamp", "subject", "key", "value", "headers")
 
 
 class ConsoleRecord(NamedTuple):
-    """A record as it was read."""
+    """A record of a stream, read for the console."""
 
     partition: int
     offset: int
@@ -44,24 +44,24 @@ class ConsoleRecord(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Return the bytes of its key, value and headers."""
+        """The total length of key, value and headers in bytes."""
         texts = sum(len(name) + len(content) for name, content in self.headers)
         return len(self.key or b"") + len(self.value or b"") + texts
 
 
 class RecordQuery(NamedTuple):
-    """Which records are wanted; empty fields match all."""
+    """A filter of records; an empty field matches all."""
 
     subject: str = ""
     key: str = ""
     header: str = ""
     """A header's name, or ``name=value``."""
     text: str = ""
-    """Text that the value contains, without regard to case."""
+    """Text that the value contains, in upper or lower case."""
 
     @property
     def options(self) -> dict[str, Any]:
-        """Return the part that the broker applies, as arguments of a read."""
+        """The part of the filter that the broker applies, as arguments of a read."""
         found: dict[str, Any] = {}
         if self.subject:
             found["subject"] = self.subject
@@ -71,12 +71,12 @@ class RecordQuery(NamedTuple):
 
     @property
     def is_searched(self) -> bool:
-        """Return whether records have to be looked at here."""
+        """Whether records must be matched here."""
         return bool(self.header or self.text)
 
     @property
     def matcher(self) -> Callable[[ConsoleRecord], bool]:
-        """Return a function that applies the rest to a record."""
+        """A function that applies the other part of the filter to a record."""
         name, has_value, content = self.header.partition("=")
         name, content, text = name.strip().lower(), content.strip().lower(), self.text.lower()
 
@@ -93,13 +93,13 @@ class RecordQuery(NamedTuple):
 
 
 class Budget:
-    """The work that one request may still cause.
+    """The limits of what one request may still read.
 
     Args:
         clock: measures the time.
         records: how many records may be looked at.
-        size_bytes: how many bytes of them.
-        seconds: for how long.
+        size_bytes: how many bytes these records may have.
+        seconds: how long the request may take.
     """
 
     def __init__(self, clock: Clock, *, records: int, size_bytes: int, seconds: float) -> None:
@@ -110,7 +110,7 @@ class Budget:
 
     @property
     def is_spent(self) -> bool:
-        """Return whether nothing more may be read."""
+        """Whether nothing more may be read."""
         if self._records <= 0 or self._bytes <= 0:
             return True
         return self._clock.monotonic_ms() > self._until_ms
@@ -132,7 +132,7 @@ def search_budget(clock: Clock) -> Budget:
 
 
 class RecordPage(NamedTuple):
-    """The records of a page, and where the next page begins."""
+    """The records of a page and where the next page begins."""
 
     records: list[ConsoleRecord]
     positions: dict[int, int]
@@ -140,7 +140,7 @@ class RecordPage(NamedTuple):
     is_cut: bool
     """Whether a search stopped before it had found enough or reached the end."""
     is_end: bool
-    """Whether there is nothing further in this direction."""
+    """Whether there are no further records in this direction."""
 
 
 class RecordReader:
@@ -149,9 +149,9 @@ class RecordReader:
     Args:
         client: the user's client.
         stream: the stream.
-        partitions: those to read, as their leaders describe them.
-        wanted: which records are wanted.
-        budget: what may be read.
+        partitions: the partitions to read, as their leaders describe them.
+        wanted: the filter.
+        budget: the limits of the request.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class RecordReader:
                 part.partition, bounds, count, is_newest_first=is_newest_first
             )
             found.append(taken)
-        # The order within a partition is kept, also where a clock was set back.
+        # Records of one partition stay in order, even if a clock was set back.
         merged = list(heapq.merge(*found, key=_time_of, reverse=is_newest_first))
         # Records beyond this page are returned to their partitions: the next page starts at their
         # offsets.
@@ -202,7 +202,7 @@ class RecordReader:
         return RecordPage(merged[:count], ends, is_cut, is_end)
 
     def _bounds(self, part: PartitionInfo, position: int, is_newest_first: bool) -> tuple[int, int]:  # noqa: FBT001 - one of two directions
-        """Return the range of offsets that is read; a filter of the broker reads a limited one."""
+        """Return the range of offsets to read; it is limited if the broker filters."""
         low, high = part.log_start_offset, part.high_watermark
         if self._wanted.options:
             width = FILTERED_OFFSETS_MAX // len(self._partitions)
@@ -212,7 +212,7 @@ class RecordReader:
     def _some(
         self, partition: int, bounds: tuple[int, int], count: int, *, is_newest_first: bool
     ) -> tuple[list[ConsoleRecord], int]:
-        """Return up to ``count`` records of a partition, and where the next begin."""
+        """Return up to ``count`` records of a partition, and where the next page begins."""
         (start, stop), budget = bounds, self._budget
         if start >= stop or budget.is_spent:
             return [], stop if is_newest_first else start
@@ -279,10 +279,10 @@ def chosen_partitions(partitions: tuple[PartitionInfo, ...], fields: Fields) -> 
 
 
 def positions_of(text: str) -> dict[int, int]:
-    """Parse offsets by partition, ``0:12,1:5``.
+    """Parse offsets by partition, such as ``0:12,1:5``.
 
     Raises:
-        InvalidRequestError: it is something else.
+        InvalidRequestError: the text has another form.
     """
     found = {}
     for pair in filter(None, text.split(",")):
@@ -295,5 +295,5 @@ def positions_of(text: str) -> dict[int, int]:
 
 
 def positions_text(positions: Mapping[int, int]) -> str:
-    """Return offsets by partition as text for an address."""
+    """Return offsets by partition as text for a page's address."""
     return ",".join(f"{number}:{offset}" for number, offset in sorted(positions.items()))

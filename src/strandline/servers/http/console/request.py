@@ -1,4 +1,4 @@
-"""A request of a user, and the kinds of answers that a page returns. Plain data."""
+"""The request of a user to the console, and the kinds of answers; plain data."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, Protocol
@@ -14,11 +14,11 @@ from strandline.errors import (
 from strandline.servers.http.console.cluster_queries import RateTracker
 
 NOT_ABOUT_A_FIELD: Final = (NotAllowedError, UnauthenticatedError, UnknownStreamError)
-"""Errors that do not come from a form field."""
+"""Errors that are not caused by the value of a form field."""
 
 
 class Fields:
-    """The values of a query or a form; each may be missing, and is text.
+    """The text values of a query or a form; any of them may be missing.
 
     Args:
         values: the first value of each name.
@@ -28,29 +28,29 @@ class Fields:
         self._values = values
 
     def __getitem__(self, name: str) -> str:
-        """Return a value without surrounding white space; empty if it is missing."""
+        """Return a value without leading and trailing white space; empty if it is missing."""
         return self._values.get(name, "").strip()
 
     def raw(self, name: str) -> str:
-        """Return a value as it was sent; empty if it is missing."""
+        """Return a value unchanged; empty if it is missing."""
         return self._values.get(name, "")
 
     def __contains__(self, name: str) -> bool:
         return bool(self[name])
 
     def names(self) -> list[str]:
-        """Return the names of the values."""
+        """The names of the values."""
         return list(self._values)
 
     def without(self, *names: str) -> dict[str, str]:
-        """Return the values that are not empty, without those of the given names."""
+        """Return the values that are not empty, except for the given names."""
         return {name: text for name, text in self._values.items() if text and name not in names}
 
     def number(self, name: str, default: int | None = None) -> int | None:
         """Return a whole number of at least 0; ``default`` if it is missing.
 
         Raises:
-            InvalidRequestError: it is not one.
+            InvalidRequestError: the value is not such a number.
         """
         text = self[name]
         if not text:
@@ -65,7 +65,7 @@ class ConsoleRequest(NamedTuple):
 
     client: Client
     path: Mapping[str, str]
-    """The values in the path, such as the name of a stream."""
+    """The variable parts of the path, such as a stream's name."""
     query: Fields
     form: Fields
     clock: Clock
@@ -75,12 +75,12 @@ class ConsoleRequest(NamedTuple):
 
     @property
     def now_ns(self) -> int:
-        """Return the Unix time in nanoseconds."""
+        """The Unix time in nanoseconds."""
         return self.clock.now_ns()
 
     @property
     def now_ms(self) -> float:
-        """Return the monotonic time in milliseconds."""
+        """The monotonic time in milliseconds."""
         return self.clock.monotonic_ms()
 
 
@@ -99,7 +99,7 @@ class Redirect(NamedTuple):
 
 
 class Download(NamedTuple):
-    """A file to store."""
+    """A file for the browser to save."""
 
     body: bytes
     name: str
@@ -116,13 +116,13 @@ Answer = Page | Redirect | Download | JsonAnswer
 
 
 class Handler(Protocol):
-    """A function that answers requests; it runs on a thread and may block."""
+    """A function that answers requests; it runs on a worker thread and may block."""
 
     def __call__(self, request: ConsoleRequest, /) -> Answer:
         """Answer one request.
 
         Raises:
-            StrandlineError: shown to the user.
+            StrandlineError: the request failed; the message is shown to the user.
         """
         ...
 
@@ -134,4 +134,4 @@ class ConsoleRoute(NamedTuple):
     path: str
     handler: Callable[[ConsoleRequest], Answer]
     form: Callable[[ConsoleRequest], Answer] | None = None
-    """For an action: the page that shows its form, to show its error there."""
+    """For an action: the page with its form, which shows an error of the action."""

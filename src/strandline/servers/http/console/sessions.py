@@ -1,8 +1,9 @@
 """Sessions of the console's users, and the CSRF tokens of their forms.
 
 Rules: a cookie holds a random id and nothing else; the user's token stays in the memory of the
-broker. The number of sessions is limited, the one used longest ago ends first. A form carries a
-CSRF token that only the server can compute from the cookie, so that another site cannot post it.
+broker. The number of sessions is limited: the least recently used one is ended first. A form
+carries a CSRF token that only the server can compute from the cookie, so that another site cannot
+post it.
 """
 
 import hashlib
@@ -16,12 +17,12 @@ from strandline.clock import Clock
 
 SESSIONS_MAX: Final = 256
 SESSION_MS: Final = 8 * 3_600_000.0
-"""A session ends after this time, however much it is used."""
+"""A session ends after this time, even if it is in use."""
 ID_BYTES: Final = 24
 
 
 class ConsoleSession(NamedTuple):
-    """A user who has shown a token."""
+    """The session of a user who has logged in with a token."""
 
     token: str
     principal: str
@@ -46,7 +47,7 @@ class SessionStore:
         self._held: OrderedDict[str, ConsoleSession] = OrderedDict()
 
     def open(self, token: str, principal: str) -> str:
-        """Begin a session; return its id, for the cookie."""
+        """Begin a session; return its id, which is put into the cookie."""
         session_id = new_session_id()
         ends_ms = self._clock.monotonic_ms() + SESSION_MS
         with self._lock:
@@ -56,7 +57,7 @@ class SessionStore:
         return session_id
 
     def find(self, session_id: str) -> ConsoleSession | None:
-        """Return a session that has not ended."""
+        """Return a session; None if it has ended."""
         with self._lock:
             found = self._held.get(session_id)
             if found is None:
@@ -68,19 +69,19 @@ class SessionStore:
             return found
 
     def close(self, session_id: str) -> None:
-        """End a session; has no effect when repeated."""
+        """End a session; without effect if it has ended."""
         with self._lock:
             self._held.pop(session_id, None)
 
     def csrf_token(self, session_id: str) -> str:
-        """Return the CSRF token that forms of this cookie must carry."""
+        """Return the CSRF token for forms that belong to a cookie."""
         return hmac.new(self._key, session_id.encode(), hashlib.sha256).hexdigest()
 
     def is_csrf_token(self, session_id: str, token: str) -> bool:
-        """Return whether a form's CSRF token was made for this cookie by this process."""
+        """Return whether this process made a CSRF token for this cookie."""
         return hmac.compare_digest(self.csrf_token(session_id).encode(), token.encode())
 
 
 def new_session_id() -> str:
-    """Return a random id for a cookie."""
+    """Return a new random id for a cookie."""
     return secrets.token_urlsafe(ID_BYTES)

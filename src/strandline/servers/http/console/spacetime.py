@@ -1,7 +1,7 @@
 """Space-time diagrams of traces: one line for each host, a dot for each event, and arrows.
 
-Rules: pure. Events are ordered by the sum of their vector clock, so an arrow (happens-before)
-points down. Transitive arrows are left out. docs/traces.md describes the format.
+Rules: pure. Events are drawn in order of the sum of their vector clock, so that an arrow, which
+means happens-before, points down. Transitive arrows are left out. docs/traces.md has the format.
 """
 
 from typing import Annotated, Final, NamedTuple
@@ -31,17 +31,17 @@ class TracedEvent(NamedTuple):
 
     @property
     def number(self) -> int:
-        """Return its number among the events of its host, from 1."""
+        """The event's number among those of its host, from 1."""
         return self.clock[self.host]
 
     @property
     def rank(self) -> int:
-        """Return a number larger than that of every event it knows of."""
+        """A number greater than that of every event that happened before this one."""
         return sum(self.clock.values())
 
 
 class Dot(NamedTuple):
-    """An event at its place."""
+    """An event with its coordinates in the drawing."""
 
     x: int
     y: int
@@ -49,7 +49,7 @@ class Dot(NamedTuple):
 
 
 class Arrow(NamedTuple):
-    """A line from an event to one that learned of it."""
+    """An arrow from an event to one that knows of it, as coordinates."""
 
     x1: int
     y1: int
@@ -63,18 +63,18 @@ class Diagram(NamedTuple):
     width: int
     height: int
     hosts: list[tuple[str, int]]
-    """Name and horizontal place."""
+    """Names and horizontal coordinates of the hosts."""
     dots: list[Dot]
     arrows: list[Arrow]
     left_out: int
-    """Older events that are not drawn."""
+    """The number of older events that are not drawn."""
 
 
 def parse_trace(text: str) -> list[TracedEvent]:
-    """Parse a trace; an event that two files have counts once.
+    """Parse a trace; an event that occurs twice, as in the files of two brokers, counts once.
 
     Raises:
-        InvalidRequestError: it is not a trace.
+        InvalidRequestError: the text is not a trace.
     """
     lines = [line for line in text.splitlines() if line.strip()]
     if len(lines) % 2:
@@ -93,7 +93,7 @@ def parse_trace(text: str) -> list[TracedEvent]:
 
 
 def diagram(events: list[TracedEvent], wanted: str = "") -> Diagram:
-    """Return the newest events whose text contains what is wanted, placed.
+    """Return a drawing of the newest events whose text contains ``wanted``.
 
     Raises:
         InvalidRequestError: there are too many hosts to draw.
@@ -130,7 +130,7 @@ def _arrows(dots: list[Dot]) -> list[Arrow]:
         event = dot.event
         before = by_host.setdefault(event.host, [])
         known = before[-1].event.clock if before else {}
-        # The newest event of each other host that this one is the first here to know of.
+        # The newest event of each other host of which this host did not know before.
         new = [
             source
             for host, others in by_host.items()
@@ -148,7 +148,7 @@ def _arrows(dots: list[Dot]) -> list[Arrow]:
 
 
 def _newest(dots: list[Dot], number: int) -> Dot | None:
-    """Return the last event of a host up to a number."""
+    """Return a host's last event with at most this number."""
     return next((each for each in reversed(dots) if each.event.number <= number), None)
 
 

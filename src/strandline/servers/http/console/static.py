@@ -1,7 +1,7 @@
 """The console's style sheet, script and icon, and the dashboard for Grafana, served from memory.
 
-Rules: read once, on a thread, when a browser first asks. The address holds a checksum, so that a
-browser may keep them and still gets those of a newer version.
+Rules: a file is read once, on a thread, when a browser first asks. Its address contains a checksum,
+so that browsers may cache it and still get the file of a newer version.
 """
 
 import asyncio

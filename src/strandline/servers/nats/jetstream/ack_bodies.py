@@ -1,4 +1,4 @@
-"""The payloads of acknowledgements, which say what became of a message. Pure."""
+"""The payloads of acknowledgements, which say whether a message was processed. Pure."""
 
 import re
 from typing import Final, NamedTuple
@@ -28,11 +28,11 @@ class AckBody(NamedTuple):
     """The decoded body of an acknowledgement."""
 
     kind: AckKind | None
-    """None: nothing that is known."""
+    """The kind of acknowledgement; None if it is unknown."""
     delay_ms: int = 0
-    """After how long the message is to be delivered again."""
+    """The time after which the message is to be delivered again."""
     pull: bytes | None = None
-    """The request for more messages, if there is one."""
+    """The body of a pull for more messages, if the acknowledgement has one."""
 
 
 class _NakBody(msgspec.Struct, frozen=True):
@@ -40,14 +40,14 @@ class _NakBody(msgspec.Struct, frozen=True):
 
 
 def parse_ack_body(payload: bytes) -> AckBody:
-    """Take a payload apart; any bytes are one."""
+    """Parse a payload; any bytes are accepted."""
     word, _, rest = payload.partition(b" ")
     delay_ms = _delay_ms(rest.strip()) if word == b"-NAK" else 0
     return AckBody(_KINDS.get(word), delay_ms, rest if word == b"+NXT" else None)
 
 
 def _delay_ms(text: bytes) -> int:
-    """Return the delay of a negative acknowledgement: ``{"delay": ns}`` or ``5s``; else none."""
+    """Return the delay in a negative acknowledgement (``{"delay": ns}`` or ``5s``), or 0."""
     if text.startswith(b"{"):
         try:
             return ms_of(max(0, msgspec.json.decode(text, type=_NakBody).delay or 0))

@@ -1,14 +1,15 @@
-"""The JetStream API of one broker: who answers a request, and what.
+"""The JetStream API of one broker: which broker answers a request, and how.
 
 Rules:
-- every broker of a cluster hears every request, and one answers: the controller where it is about
-  all streams or creates or deletes one, and of unknown streams; else the leader of the stream's
-  partition, which of all partitions is the first one's. A broker that has lost contact with its
-  cluster is silent. Without a leader nobody answers, and clients try again;
-- a leader's answer covers everything that was acknowledged before it was asked;
-- an answer needs a reply subject: a request without one is ignored;
-- files are read on threads of our own; the number of requests under way is limited, and one too
-  many is answered with an error.
+- In a cluster every broker receives every request, and one answers. The controller answers requests
+  about all streams, creations and deletions, and requests for unknown streams. Other requests are
+  answered by the leader of the stream's partition, or of the first one if it has several. A broker
+  that has lost contact with its cluster does not answer. Without a leader no broker answers, and
+  clients retry.
+- A leader's answer covers everything that was acknowledged before the request.
+- A request without a reply subject is ignored.
+- Files are read on a pool of threads. The number of requests in progress is limited, and further
+  ones are answered with an error.
 """
 
 import asyncio
@@ -54,28 +55,28 @@ logger = logging.getLogger(__name__)
 API_LEVEL_HEADER: Final = "Nats-Required-Api-Level"
 REQUEST_BYTES_MAX: Final = 1 << 20
 REQUESTS_MAX: Final = 256
-"""Requests under way at the same time."""
+"""The limit of requests in progress."""
 THREADS: Final = 4
 PEER_TIMEOUT_S: Final = 2.0
 OF_CONTROLLER: Final = frozenset(
     ("", "INFO", "STREAM.NAMES", "STREAM.LIST", "STREAM.CREATE", "STREAM.DELETE")
 )
-"""Operations that the controller answers."""
+"""The operations that the controller answers."""
 T = TypeVar("T")
 RequestT = TypeVar("RequestT")
 
 
 class ApiLink(Protocol):
-    """The connection that requests come over."""
+    """The connection over which a request came."""
 
     @property
     def is_alone(self) -> bool:
-        """Whether no other broker receives its requests."""
+        """Whether no other broker receives the requests that come over it."""
         ...
 
     @property
     def payload_max(self) -> int:
-        """The largest message that it takes."""
+        """The largest message that it carries."""
         ...
 
     def deliver(self, to: bytes, payload: bytes) -> None:
@@ -92,27 +93,27 @@ class ApiLink(Protocol):
 
     @property
     def is_shared(self) -> bool:
-        """Whether others than who asked could receive an answer."""
+        """Whether clients other than the one that asked could receive an answer."""
         ...
 
     def receiver(self, inbox: bytes) -> object:
-        """Return who receives what a consumer delivers for a pull, as ``Receivers`` knows it."""
+        """Return the token that stands for the receiver of pulled records in ``Receivers``."""
         ...
 
 
 class ServerApiLink(ApiLink, Protocol):
-    """The connection to a nats-server, which also carries acknowledgements."""
+    """The connection to a nats-server, which also carries acknowledgements of deliveries."""
 
     async def request(self, subject: bytes, payload: bytes) -> bytes | None:
-        """Return the answer to a request; None if nobody responds."""
+        """Send a request; return the answer, or None if there are no responders."""
         ...
 
-    def subscribe_acks(self, stream: str) -> None:
-        """Hear the acknowledgements of a stream's consumers."""
+    def subscribe_consumer_acks(self, stream: str) -> None:
+        """Subscribe to the acknowledgements of a stream's consumers."""
         ...
 
-    def unsubscribe_acks(self, stream: str) -> None:
-        """Hear them no longer."""
+    def unsubscribe_consumer_acks(self, stream: str) -> None:
+        """Unsubscribe from the acknowledgements of a stream's consumers."""
         ...
 
 
@@ -121,13 +122,13 @@ class ApiReply(NamedTuple):
 
     payload: bytes
     block: bytes = b""
-    """Its header block, if it has one."""
+    """The header block; empty for none."""
     is_silent: bool = False
-    """Whether the answer comes later, from elsewhere."""
+    """Whether nothing is sent now, because the answer comes later or as deliveries."""
 
 
 class ApiRequest(NamedTuple):
-    """A request."""
+    """A request to the API."""
 
     call: ApiCall
     payload: bytes
@@ -135,10 +136,10 @@ class ApiRequest(NamedTuple):
     reply: bytes = b""
 
     def body(self, kind: type[RequestT]) -> RequestT:
-        """Return the decoded body; an empty one and ``null``, as Rust sends it, are no fields.
+        """Return the decoded body; an empty one, or ``null`` as Rust's client sends, has no fields.
 
         Raises:
-            ApiRejection: it is not of this kind.
+            ApiRejection: the body is not of this kind.
         """
         if len(self.payload) > REQUEST_BYTES_MAX:
             reject_json(f"more than {REQUEST_BYTES_MAX} bytes")
@@ -149,7 +150,7 @@ class ApiRequest(NamedTuple):
             reject_json(error)
 
     def answer(self, **fields: Any) -> ApiReply:
-        """Return an answer with these fields, but those that are not set."""
+        """Return an answer with the given fields, without those that are UNSET."""
         said = {name: value for name, value in fields.items() if value is not msgspec.UNSET}
         return ApiReply(msgspec.json.encode({"type": self.call.answer_type, **said}))
 
@@ -157,86 +158,86 @@ class ApiRequest(NamedTuple):
 Handler = Callable[[ApiRequest], Awaitable[ApiReply]]
 
 
-AckHandler = Callable[[Sequence[Message], ApiLink], None]
-"""Handles acknowledgements that came together."""
+ConsumerAckHandler = Callable[[Sequence[Message], ApiLink], None]
+"""A function that handles acknowledgements of deliveries that arrived together."""
 
 
-def _ignore_acks(messages: Sequence[Message], link: ApiLink) -> None:
-    """Without consumers there is nothing to acknowledge."""
+def _ignore_consumer_acks(messages: Sequence[Message], link: ApiLink) -> None:
+    """Do nothing: without consumers there is nothing to acknowledge."""
 
 
 def status(line: str, *headers: tuple[str, object]) -> ApiReply:
-    """Return an answer without a payload whose headers say everything."""
+    """Return an answer without a payload, only with a status line and headers."""
     lines = [VERSION_LINE + b" " + line.encode()]
     lines += (f"{name}: {value}".encode() for name, value in headers)
     return ApiReply(b"", b"\r\n".join((*lines, b"", b"")))
 
 
 class JetStreamApi:
-    """The API of one broker, over any number of connections.
+    """The API of one broker, for any number of connections.
 
     Args:
         broker: the broker.
-        domain: the JetStream domain of its requests; empty: none.
+        domain: the JetStream domain that requests name; empty for none.
     """
 
     def __init__(self, broker: JetStreamPort, domain: str = "") -> None:
         self.broker = broker
         self.domain = domain
         self.handlers: dict[str, Handler] = {"": _unknown}
-        self._handle_acks: AckHandler = _ignore_acks
+        self._handle_consumer_acks: ConsumerAckHandler = _ignore_consumer_acks
         self._link: ServerApiLink | None = None
-        self._acked: set[str] = set()
-        """The streams to whose acknowledgements this broker subscribes."""
+        self._followed: set[str] = set()
+        """The streams to whose consumers' acknowledgements this broker subscribes."""
         self.requests = self.errors = 0
-        """How many were answered here."""
+        """The numbers of requests and of errors answered by this broker."""
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="jetstream")
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def stop(self) -> None:
-        """Answer no more requests."""
+        """Stop answering requests."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    # Acknowledgements
+    # Acknowledgements of deliveries
 
-    def on_acks(self, handler: AckHandler) -> None:
-        """Have acknowledgements handled from now on."""
-        self._handle_acks = handler
+    def on_consumer_acks(self, handler: ConsumerAckHandler) -> None:
+        """Set the handler of acknowledgements."""
+        self._handle_consumer_acks = handler
 
-    def take_acks(self, messages: Sequence[Message], link: ApiLink) -> None:
-        """Handle acknowledgements that came together over a connection."""
-        self._handle_acks(messages, link)
+    def take_consumer_acks(self, messages: Sequence[Message], link: ApiLink) -> None:
+        """Handle acknowledgements that arrived together over a connection."""
+        self._handle_consumer_acks(messages, link)
 
     def attach(self, link: ServerApiLink) -> None:
-        """Hear acknowledgements over a new connection."""
+        """Use a new connection to nats-server, and subscribe to acknowledgements over it."""
         self._link = link
-        for stream in self._acked:
-            link.subscribe_acks(stream)
+        for stream in self._followed:
+            link.subscribe_consumer_acks(stream)
 
-    def follow_acks(self, stream: str) -> None:
-        """Hear the acknowledgements of a stream's consumers from now on."""
-        if stream not in self._acked:
-            self._acked.add(stream)
+    def follow_consumer_acks(self, stream: str) -> None:
+        """Start to receive the acknowledgements of a stream's consumers."""
+        if stream not in self._followed:
+            self._followed.add(stream)
             if self._link is not None:
-                self._link.subscribe_acks(stream)
+                self._link.subscribe_consumer_acks(stream)
 
-    def unfollow_acks(self, stream: str) -> None:
-        """Hear them no longer: another broker leads, or there are no consumers."""
-        if stream in self._acked:
-            self._acked.remove(stream)
+    def unfollow_consumer_acks(self, stream: str) -> None:
+        """Stop to receive them, because another broker leads or the stream has no consumers."""
+        if stream in self._followed:
+            self._followed.remove(stream)
             if self._link is not None:
-                self._link.unsubscribe_acks(stream)
+                self._link.unsubscribe_consumer_acks(stream)
 
     @property
     def prefix(self) -> str:
-        """Return the beginning of the subjects of requests at a nats-server."""
+        """The prefix of the subjects of requests at a nats-server."""
         return f"$JS.{self.domain}.API." if self.domain else PREFIX
 
     async def ask_others(self, operation: str, payload: bytes = b"") -> bytes | None:
-        """Return another broker's answer to a request; None if nobody responds.
+        """Send a request to the other brokers; return the answer, or None without responders.
 
         Raises:
             DisconnectedError: the connection was lost.
@@ -245,7 +246,7 @@ class JetStreamApi:
         return await self._link.request(subject, payload) if self._link is not None else None
 
     async def on_thread(self, function: Callable[..., T], *args: object) -> T:
-        """Run what reads files."""
+        """Run a function that reads files, on a thread of the pool."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
 
     def take(
@@ -257,7 +258,7 @@ class JetStreamApi:
         payload: bytes,
         link: ApiLink,
     ) -> None:
-        """Handle a message below ``$JS.API``; the answer follows later, if it is ours to give."""
+        """Handle a message below ``$JS.API``; the answer, if this broker gives it, comes later."""
         if reply is None:
             return
         call = parse_subject(subject.decode(errors="replace"))
@@ -273,10 +274,10 @@ class JetStreamApi:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    # Who answers
+    # Which broker answers
 
     def _answers(self, call: ApiCall, link: ApiLink) -> bool:
-        """Return whether a request is this broker's to answer."""
+        """Return whether this broker must answer a request."""
         if not self.broker.has_lease:
             return False
         if link.is_alone:
@@ -286,14 +287,14 @@ class JetStreamApi:
         try:
             view = self.find(call.stream)
         except StrandlineError:
-            return False  # it exists and is not open here: another broker leads it
+            return False  # the stream exists, but another broker has it open and leads it
         return self.broker.is_controller if view is None else view.partitions[0].is_led
 
     def find(self, name: str) -> JetStreamView | None:
-        """Return the stream that clients know by this name, or None.
+        """Return the stream that clients know by a name; None if it does not exist.
 
         Raises:
-            UnavailableError: this broker cannot tell now.
+            UnavailableError: this broker cannot tell now whether it exists.
         """
         ours, number = split_name(name)
         try:
@@ -302,38 +303,38 @@ class JetStreamApi:
             return None
 
     def find_quietly(self, name: str) -> JetStreamView | None:
-        """Return the stream of this name, or None also if this broker cannot tell now."""
+        """Return the stream of a name; None if it does not exist or this broker cannot tell."""
         try:
             return self.find(name)
         except StrandlineError:
-            return None  # another broker may tell
+            return None  # another broker can perhaps tell
 
     def find_led(self, name: str) -> Partition | None:
-        """Return the partition of this name, if this broker leads it."""
+        """Return the partition that clients know by a name; None unless this broker leads it."""
         view = self.find_quietly(name)
         partition = view.partitions[0] if view is not None and view.is_exact else None
         return partition if partition is not None and partition.is_led else None
 
     def view(self, request: ApiRequest) -> JetStreamView:
-        """Return the stream of a request, which this broker leads.
+        """Return the stream of a request, checked to be led here.
 
         Raises:
-            ApiRejection: there is none, or another broker leads it.
-            UnavailableError: this broker cannot tell now.
+            ApiRejection: the stream does not exist, or another broker leads it.
+            UnavailableError: this broker cannot tell now whether it exists.
         """
         view = self.find(request.call.stream)
         if view is None:
             reject(STREAM_NOT_FOUND)
         if not view.partitions[0].is_led:
-            # Only on a connection that no other broker receives from.
+            # This happens only over a connection whose messages no other broker receives.
             reject(UNAVAILABLE, "another broker leads the stream; ask at its nats-server")
         return view
 
     async def caught_up(self, view: JetStreamView) -> None:
-        """Wait until everything that was acknowledged is known to be committed here.
+        """Wait until this broker knows that everything acknowledged so far is committed.
 
         Raises:
-            UnavailableError: not in time.
+            UnavailableError: it did not learn that in time.
         """
         await wait_until_caught_up(*view.partitions)
 
@@ -343,7 +344,7 @@ class JetStreamApi:
         self._reply(request, reply, await self._outcome(request))
 
     async def _outcome(self, request: ApiRequest) -> ApiReply:
-        """Return the answer, whatever happens."""
+        """Return the answer of the request's handler, or the answer for its error."""
         try:
             return await self.handlers[request.call.operation](request)
         except ApiRejection as rejection:
@@ -381,12 +382,12 @@ class JetStreamApi:
 
 
 async def _unknown(request: ApiRequest) -> ApiReply:
-    """Reject an operation that is not built."""
+    """Reject an operation that is unknown or not built."""
     return request.answer(error=NOT_SUPPORTED)
 
 
 def _direct_refusal(error: ApiError) -> ApiReply:
-    """Return an error as DIRECT.GET says it: in the status line."""
+    """Return an error in the form of DIRECT.GET, as a status line."""
     match error.err_code:
         case 10037:
             return status("404 Message Not Found")
@@ -396,13 +397,13 @@ def _direct_refusal(error: ApiError) -> ApiReply:
             return status("412 Required Api Level")
         case 10003 | 10025 if error is not PUBLIC_INBOX:
             detail = error.description.removeprefix(BAD_REQUEST.description)
-            is_ours = error.err_code == 10003 and detail.isprintable()  # it is a line of a header
+            is_ours = error.err_code == 10003 and detail.isprintable()  # it goes into a header line
             return status("408 Bad Request" + (detail if is_ours else ""))
     return status(f"{error.code} {error.description}")
 
 
 def _has_level(block: bytes | None) -> bool:
-    """Return whether a request needs no higher level of the API than ours."""
+    """Return whether this API has the level that a request requires."""
     if block is None or API_LEVEL_HEADER.encode() not in block:
         return True
     try:

@@ -1,7 +1,7 @@
 """Consumer configurations: decoded, checked, with defaults; and their updates. Pure.
 
-Rules: as ``stream_config``. Zero and null mean the default, because some clients send zeros for
-what they leave open. Two configurations are compared with their defaults.
+Rules: as in ``stream_config``. Zero and null mean the default, because some clients send zeros for
+what they leave open. Configurations are compared after defaults are applied.
 """
 
 import re
@@ -41,18 +41,18 @@ ACK_WAIT_NS: Final = 30 * NS_PER_S
 INACTIVE_NS: Final = 5 * NS_PER_S
 ACK_PENDING: Final = 1_000
 ACK_PENDING_MAX: Final = 10_000
-"""What is pending is stored with every change. A higher limit, or none, becomes this one: nats.go
-asks for half a million where its user asks for nothing."""
+"""The limit of ``max_ack_pending``. Pending records are stored with every change, so a higher
+limit, or none, becomes this one: nats.go asks for half a million if its user sets nothing."""
 HEARTBEAT_MIN_NS: Final = 100 * NS_PER_MS
 WAITING: Final = 512
 WAITING_MAX: Final = 10_000
 FILTERS_MAX: Final = 64
 MERGED_STARTS: Final = ("all", "new", "by_start_time")
-"""Where a consumer of several partitions can begin."""
+"""The deliver policies that a consumer of several partitions can have."""
 BACKOFFS_MAX: Final = 64
 NAME_BYTES_MAX: Final = 255
 METADATA_BYTES_MAX: Final = 4_096
-"""Of metadata and description together: they are stored with every change, too."""
+"""The limit of metadata and description together, which are stored with every change, too."""
 _NAME: Final = re.compile(r"[^\s.*>]+")
 _GROUP: Final = re.compile(r"[^\s\x00-\x1f]{1,255}")
 UNSUPPORTED: Final = (
@@ -127,7 +127,7 @@ class CreateConsumerRequest(msgspec.Struct, frozen=True):
 
 
 class ConsumerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A consumer's effective configuration, in JetStream's words."""
+    """A consumer's effective configuration, with JetStream's names."""
 
     name: str
     deliver_policy: DeliverPolicy
@@ -161,17 +161,17 @@ class ConsumerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def is_push(self) -> bool:
-        """Whether records are sent to a subject, without pulls."""
+        """Whether records are sent to a subject without pulls."""
         return bool(self.deliver_subject)
 
     @property
     def filters(self) -> tuple[str, ...]:
-        """Patterns of which a record's subject has to match one; without any, all records pass."""
+        """Patterns of which one must match a record's subject; without any, all records pass."""
         return self.filter_subjects or ((self.filter_subject,) if self.filter_subject else ())
 
     @property
     def policy(self) -> ConsumerPolicy:
-        """The rules that decide about deliveries."""
+        """The part of the settings that the consumer's core uses."""
         return ConsumerPolicy(
             acks=self.ack_policy,
             ack_wait_ms=ms_of(self.ack_wait) or ms_of(ACK_WAIT_NS),
@@ -197,7 +197,7 @@ FIXED: Final = {
 
 
 def reject_consumer(text: str) -> NoReturn:
-    """Reject a consumer's configuration.
+    """Reject the configuration of a consumer.
 
     Raises:
         ApiRejection: always.
@@ -210,15 +210,15 @@ def _refuse(number: int, text: str) -> NoReturn:
 
 
 def consumer_config(call: ApiCall, request: CreateConsumerRequest, made_up: str) -> ConsumerConfig:
-    """Return the settings that a request asks for, with defaults.
+    """Return the settings that a request asks for, with defaults applied.
 
     Args:
-        call: its subject.
-        request: its body.
-        made_up: the name of a consumer that asks for none.
+        call: the parsed subject of the request.
+        request: the body of the request.
+        made_up: the name for a consumer whose request has none.
 
     Raises:
-        ApiRejection: there is no such consumer here.
+        ApiRejection: a consumer here cannot have these settings.
     """
     config = request.config
     name = _name(call, config, made_up)
@@ -270,7 +270,7 @@ def consumer_config(call: ApiCall, request: CreateConsumerRequest, made_up: str)
 
 
 def _ack_pending(asked: int | None) -> int:
-    """Return the limit of pending records in force."""
+    """Return the limit of pending records that applies."""
     limit = asked or ACK_PENDING
     return limit if 0 < limit < ACK_PENDING_MAX else ACK_PENDING_MAX
 
@@ -288,7 +288,7 @@ def _name(call: ApiCall, config: ConsumerConfigRequest, made_up: str) -> str:
     if call.consumer and asked and asked != call.consumer:
         _refuse(10132, "Consumer Durable and Name have to be equal if both are provided")
     if not call.consumer and durable:
-        # The subject has to name what may be administered under that name only.
+        # Permissions for a name are checked by the subject, so it must contain the name.
         _refuse(10019, "consumer expected to be ephemeral but a durable name was set in request")
     found = call.consumer or asked or made_up
     if len(found.encode()) > NAME_BYTES_MAX:
@@ -321,7 +321,7 @@ def _check_filters(call: ApiCall, config: ConsumerConfigRequest) -> None:
 
 
 def _pause_until(config: ConsumerConfigRequest) -> str:
-    """Return the time until which nothing is delivered; empty: none."""
+    """Return the time until which the consumer is paused; empty if it is not."""
     text = config.pause_until or ""
     if not is_asking(text):
         return ""
@@ -332,14 +332,14 @@ def _pause_until(config: ConsumerConfigRequest) -> str:
 
 
 def _check_supported(config: ConsumerConfigRequest) -> None:
-    """Reject settings that are not built."""
+    """Reject settings that are not supported."""
     for field in UNSUPPORTED:
         if is_asking(getattr(config, field)):
             reject_consumer(f"{field} is not supported")
 
 
 def _check_pull(config: ConsumerConfigRequest) -> None:
-    """Reject settings of a pull consumer that only push consumers have."""
+    """Reject settings of a pull consumer that only push consumers can have."""
     if config.idle_heartbeat:
         _refuse(10088, "consumer idle heartbeat requires a push based consumer")
     if config.flow_control:
@@ -349,7 +349,7 @@ def _check_pull(config: ConsumerConfigRequest) -> None:
 
 
 def _check_push(config: ConsumerConfigRequest, subject: str) -> None:
-    """Reject an impossible push consumer."""
+    """Reject settings that a push consumer cannot have."""
     try:
         validate_subject(subject, wildcards=True)
     except InvalidSubjectError:
@@ -369,7 +369,7 @@ def _check_push(config: ConsumerConfigRequest, subject: str) -> None:
 
 
 def _check_start(config: ConsumerConfigRequest) -> None:
-    """Reject a start that contradicts the deliver policy."""
+    """Reject a start position that contradicts the deliver policy."""
     policy = config.deliver_policy or "all"
     has = {"sequence": bool(config.opt_start_seq), "time": bool(config.opt_start_time)}
     begun = f"consumer delivery policy is {_STARTS[policy]}"
@@ -417,10 +417,10 @@ def _check_limits(config: ConsumerConfigRequest) -> None:
 
 
 def check_replicas(config: ConsumerConfig, stream: StreamConfig, *, is_cluster: bool) -> None:
-    """Reject a number of replicas that a consumer's stream does not have.
+    """Reject a number of replicas that differs from the stream's.
 
     Raises:
-        ApiRejection: it has another number.
+        ApiRejection: the number differs.
     """
     if config.num_replicas < 0:
         reject(NEGATIVE_REPLICAS)
@@ -429,12 +429,12 @@ def check_replicas(config: ConsumerConfig, stream: StreamConfig, *, is_cluster: 
 
 
 def check_merged(config: ConsumerConfig, stream: str, count: int) -> None:
-    """Reject what a consumer of several partitions, which have no common order, cannot mean.
+    """Reject settings that need a common order, which several partitions do not have.
 
     Raises:
-        ApiRejection: it needs an order.
+        ApiRejection: a setting needs an order.
     """
-    # Clients begin an ordered consumer anew at a sequence when they have missed something.
+    # When an ordered consumer has missed a record, its client restarts it at a sequence.
     is_ordered = config.ack_policy == "none" and config.mem_storage and config.num_replicas == 1
     needs_order = {
         "a push consumer": config.is_push,
@@ -450,15 +450,15 @@ def check_merged(config: ConsumerConfig, stream: str, count: int) -> None:
 
 
 def check_update(before: ConsumerConfig, after: ConsumerConfig, *, is_bound: bool = False) -> None:
-    """Reject an update of a fixed setting.
+    """Reject an update that changes a fixed setting.
 
     Args:
-        before: the settings in force.
-        after: those that are asked for.
-        is_bound: whether somebody receives from it now, as a push consumer.
+        before: the present settings.
+        after: the requested settings.
+        is_bound: whether the consumer is a push consumer that has receivers now.
 
     Raises:
-        ApiRejection: it changes such a setting.
+        ApiRejection: the update changes such a setting.
     """
     for field, words in FIXED.items():
         if getattr(before, field) != getattr(after, field):

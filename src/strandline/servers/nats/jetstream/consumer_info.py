@@ -1,4 +1,4 @@
-"""Consumers as stored, and as the answers to requests show them. Pure."""
+"""Consumers as they are stored, and as answers to requests show them. Pure."""
 
 import msgspec
 
@@ -8,15 +8,15 @@ from strandline.servers.nats.jetstream.times import format_time
 
 
 class KeptConsumer(msgspec.Struct, kw_only=True):
-    """A consumer as it is stored."""
+    """The stored form of a consumer."""
 
     config: ConsumerConfig
     created_ns: int
     stream_created_ns: int
-    """Of its stream: another one of the same name is another stream."""
+    """When its stream was created, to detect a stream recreated under the same name."""
     state: ConsumerState
     heads_to: int = 0
-    """Up to this sequence only the last record of each subject is delivered; 0: every record is."""
+    """Up to this sequence only each subject's last record is delivered; 0: all records are."""
 
 
 class Position(msgspec.Struct, frozen=True):
@@ -25,11 +25,11 @@ class Position(msgspec.Struct, frozen=True):
     consumer_seq: int
     stream_seq: int
     last_active: str | msgspec.UnsetType = msgspec.UNSET
-    """When this broker last saw one."""
+    """When this broker last saw a delivery or an acknowledgement."""
 
 
 class ConsumerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A consumer as answers show it."""
+    """The description of a consumer in answers."""
 
     stream_name: str
     name: str
@@ -49,7 +49,7 @@ class ConsumerInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def position_of(consumer_seq: int, stream_seq: int, active_ns: int) -> Position:
-    """Return a position as answers show it; ``active_ns`` is 0 if there was none yet."""
+    """Return a position for an answer; ``active_ns`` is 0 if there was no activity."""
     return Position(
         consumer_seq, stream_seq, format_time(active_ns) if active_ns else msgspec.UNSET
     )

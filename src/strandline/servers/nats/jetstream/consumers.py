@@ -1,14 +1,14 @@
-"""The operations on consumers of the JetStream API, and their acknowledgements.
+"""The consumer operations of the JetStream API, and consumers' acknowledgements.
 
 Rules:
-- a consumer belongs to one partition and works at the broker that leads it; one of all partitions
-  works where the first one is led. Those that are durable are loaded once per leadership, when it
-  begins or a request comes; when the leadership ends they are ended, and the next leader continues
-  from the stored state. Others exist in its memory only;
-- what numbers the records of several partitions changes with their number, so consumers of them end
-  when partitions are added;
-- a consumer's group is named ``js/stream/consumer``;
-- a broker subscribes to a stream's acknowledgements only while it runs consumers of it.
+- A consumer of one partition runs at the broker that leads the partition; a consumer of all
+  partitions runs where the first one is led. Durable consumers are loaded once per leadership, when
+  it begins or a request needs them. When the leadership ends, they stop here, and the next leader
+  continues them from the stored state. Ephemeral consumers exist in the broker's memory only.
+- The sequences of a consumer of several partitions depend on the number of partitions, so such
+  consumers are deleted when partitions are added.
+- The consumer group that stores a consumer is named ``js/stream/consumer``.
+- A broker subscribes to the acknowledgements of a stream only while it runs consumers of it.
 """
 
 import asyncio
@@ -102,12 +102,12 @@ from strandline.speedups import plain_acks
 logger = logging.getLogger(__name__)
 
 CONSUMERS_MAX: Final = 1_000
-"""Of one partition."""
+"""The limit of consumers of one stream, as clients know streams."""
 ADOPT_INTERVAL_S: Final = 0.25
 NAMES_PER_PAGE: Final = 1024
 CONSUMERS_PER_PAGE: Final = 256
 EARLY_ACKS_MAX: Final = 1_000
-"""Acknowledgements that wait until consumers are loaded; the messages of others come again."""
+"""Acknowledgements that may wait for consumers to load. The messages of others come again."""
 
 
 class _ConsumerPageRequest(msgspec.Struct, frozen=True):
@@ -119,10 +119,10 @@ class _PauseRequest(msgspec.Struct, frozen=True):
 
 
 def _runner_in(led: LedConsumers, name: str) -> ConsumerRunner:
-    """Return a consumer.
+    """Return the runner of a consumer.
 
     Raises:
-        ApiRejection: there is none.
+        ApiRejection: the consumer does not exist.
     """
     runner = led.runners.get(name)
     if runner is None:
@@ -134,16 +134,16 @@ class ConsumerCalls:
     """The operations on consumers.
 
     Args:
-        api: finds streams, and answers.
-        store: keeps durable consumers.
-        receivers: the receivers of what consumers deliver.
+        api: finds streams, and answers requests.
+        store: stores durable consumers.
+        receivers: the receivers of consumers' deliveries.
     """
 
     def __init__(self, api: JetStreamApi, store: ConsumerStore, receivers: Receivers) -> None:
         self._api = api
         self._store = store
         self._led: dict[str, LedConsumers] = {}
-        """By the names that clients know."""
+        """The consumers of each stream, by the name that clients know."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_stopping = False
         self._leaf = leaf = receivers.leaf
@@ -168,10 +168,10 @@ class ConsumerCalls:
         )
         self._adopted = asyncio.Event()
         self._unadopted: set[str] = set()
-        """Streams that this broker may have begun to lead, whose consumers may not work yet."""
+        """Streams that this broker may have begun to lead; their consumers are not loaded yet."""
         api.broker.on_image(self._review)
         api.broker.on_leading(self._adopt_soon)
-        api.on_acks(self._take_acks)
+        api.on_consumer_acks(self._take_acks)
         store.on_group_deleted(self._group_deleted)
         api.handlers |= {
             "CONSUMER.CREATE": self._create,
@@ -185,12 +185,12 @@ class ConsumerCalls:
         }
 
     def start(self) -> None:
-        """Let the durable consumers work whose partitions this broker leads."""
+        """Load the durable consumers of partitions that this broker leads."""
         self._spawn(self._adopt_forever())
         self._adopt_soon(self._api.broker.image.streams)
 
     async def stop(self) -> None:
-        """End every consumer's work here."""
+        """Stop all consumers at this broker."""
         self._is_stopping = True
         await self._close(list(self._led.values()), SHUTDOWN)
         await self._queries.stop()
@@ -204,8 +204,8 @@ class ConsumerCalls:
         """Return the consumers of a request's stream, loaded.
 
         Raises:
-            ApiRejection: there is no such stream.
-            StrandlineError: they cannot be loaded now.
+            ApiRejection: the stream does not exist.
+            StrandlineError: the consumers cannot be loaded now.
         """
         return await self._loaded(self._api.view(request))
 
@@ -213,8 +213,8 @@ class ConsumerCalls:
         """Return the consumers of a stream that this broker leads, loaded.
 
         Raises:
-            ApiRejection: the leadership has changed meanwhile.
-            StrandlineError: they cannot be loaded now.
+            ApiRejection: the leadership has changed while they were loaded.
+            StrandlineError: the consumers cannot be loaded now.
         """
         led = self._led.get(view.name)
         if led is None or not led.is_current(view):
@@ -229,7 +229,7 @@ class ConsumerCalls:
         return led
 
     async def _load(self, view: JetStreamView, led: LedConsumers) -> None:
-        """Let the durable consumers of a stream work here."""
+        """Load the durable consumers of a stream and let them deliver."""
         await self._api.caught_up(view)
         count = 0 if view.is_exact else len(view.partitions)
         prefix = f"{GROUP_PREFIX}{view.name}/"
@@ -240,7 +240,7 @@ class ConsumerCalls:
             except UNDECODABLE as error:
                 raise InvalidRecordError(f"the state of {group} is unreadable: {error}") from error
             if kept.stream_created_ns != led.created_ns or len(kept.state.positions) != count:
-                # Of a stream of this name that was deleted, or had another number of partitions.
+                # It belonged to a deleted stream of this name, or to one with fewer partitions.
                 await self._store.delete(group)
             elif kept.config.name not in led.runners:
                 self._runner(view, led, kept).begin()
@@ -249,17 +249,17 @@ class ConsumerCalls:
     def _runner(self, view: JetStreamView, led: LedConsumers, kept: KeptConsumer) -> ConsumerRunner:
         runner = ConsumerRunner(self._host, view.name, led.partition, kept=kept)
         led.runners[kept.config.name] = runner
-        self._api.follow_acks(view.name)
+        self._api.follow_consumer_acks(view.name)
         return runner
 
     def _removed(self, led: LedConsumers, runner: ConsumerRunner) -> None:
-        """A consumer works here no longer."""
+        """Note that a consumer no longer runs here."""
         led.runners.pop(runner.config.name, None)
         if not led.runners:
-            self._api.unfollow_acks(runner.stream)
+            self._api.unfollow_consumer_acks(runner.stream)
 
     def _review(self) -> None:
-        """Give up what this broker no longer leads."""
+        """Stop the consumers of streams that this broker no longer leads."""
         for name, led in list(self._led.items()):
             view = self._api.find_quietly(name)
             if view is None:
@@ -270,14 +270,15 @@ class ConsumerCalls:
                     self._adopt_soon((view.stream.name,))
 
     def _adopt_soon(self, names: Collection[str]) -> None:
-        """This broker has begun to lead partitions of these streams."""
+        """Schedule the loading of consumers of streams in which a leadership has begun here."""
         self._unadopted.update(names)
         self._adopted.set()
 
     async def _adopt_forever(self) -> None:
-        """Load the durable consumers of what this broker has begun to lead, until cancelled.
+        """Load the consumers of streams that this broker has begun to lead, until cancelled.
 
-        Nobody asks for those that push, or whose clients wait for an answer to an acknowledgement.
+        They are loaded without a request, because none comes for push consumers, nor from clients
+        that wait for the answer to an acknowledgement.
         """
         while True:
             await self._adopted.wait()
@@ -287,11 +288,11 @@ class ConsumerCalls:
                 failed = await self._adopt(names)
                 if failed:
                     self._adopt_soon(failed)
-            # What begins meanwhile is looked for at once: each time costs a stored entry.
+            # Loading stores an entry each time: wait, so that streams led soon after share one.
             await asyncio.sleep(ADOPT_INTERVAL_S)
 
     async def _adopt(self, names: set[str]) -> set[str]:
-        """Load the durable consumers of streams; return those that have to be tried again."""
+        """Load the durable consumers of streams; return the streams that must be tried again."""
         try:
             groups = await self._store.list(GROUP_PREFIX)
         except StrandlineError as error:
@@ -302,8 +303,8 @@ class ConsumerCalls:
             view = self._api.find_quietly(shown)
             if view is None or view.stream.name not in names or not view.partitions[0].is_led:
                 continue
-            # First, since clients may acknowledge already what the leader before has delivered.
-            self._api.follow_acks(view.name)
+            # First, because clients may be acknowledging what the previous leader has delivered.
+            self._api.follow_consumer_acks(view.name)
             try:
                 led = await self._loaded(view)
             except (StrandlineError, ApiRejection) as error:
@@ -311,17 +312,17 @@ class ConsumerCalls:
                 failed.add(view.stream.name)
             else:
                 if not led.runners:
-                    self._api.unfollow_acks(view.name)
+                    self._api.unfollow_consumer_acks(view.name)
         return failed
 
     def _replaced(self, led: LedConsumers, view: JetStreamView) -> None:
-        """Give up consumers in whose place others come."""
+        """Stop consumers that a new leadership, or a new stream of the same name, replaces."""
         self._give_up(led, LEADERSHIP_CHANGE if led.counts_like(view) else DELETED)
 
     def _give_up(self, led: LedConsumers, why: str) -> None:
         self._led.pop(led.name, None)
         for runner in led.runners.values():
-            self._api.unfollow_acks(runner.stream)
+            self._api.unfollow_consumer_acks(runner.stream)
         self._spawn(self._close([led], why))
 
     async def _close(self, several: list[LedConsumers], why: str) -> None:
@@ -350,7 +351,7 @@ class ConsumerCalls:
             runner.wake()
 
     def count(self, name: str) -> int:
-        """Return how many consumers work here of a stream, as clients know it."""
+        """Return how many consumers of a stream run here; clients know the stream by ``name``."""
         led = self._led.get(name)
         return len(led.runners) if led is not None else 0
 
@@ -363,20 +364,20 @@ class ConsumerCalls:
         """Store a durable consumer.
 
         Raises:
-            UnknownGroupError: it was deleted.
-            StrandlineError: it may not be stored.
+            UnknownGroupError: the consumer was deleted.
+            StrandlineError: the consumer may not have been stored.
         """
         led = self._led.get(runner.stream)
         if led is None or led.runners.get(runner.config.name) is not runner:
             raise StaleMemberError("another broker leads now")
         text = msgspec.json.encode(runner.kept).decode()
         floors = runner.kept.state.floors
-        stream, first = runner.partition.name  # of several it is partition 0
+        stream, first = runner.partition.name  # partition 0 if the consumer has several
         positions = {stream: dict(enumerate(floors, first))}
         await self._store.keep(self._group(runner), positions, text, epoch=led.epoch, is_new=is_new)
 
     def _ended(self, runner: ConsumerRunner, why: str) -> None:
-        """A consumer has ended: it was not used, or deleted elsewhere, or is led elsewhere."""
+        """Handle the end of a consumer that was inactive, deleted, or is led elsewhere now."""
         led = self._led.get(runner.stream)
         if led is None or led.runners.get(runner.config.name) is not runner:
             return
@@ -387,14 +388,14 @@ class ConsumerCalls:
             self._spawn(self._forget(self._group(runner)))
 
     async def _forget(self, group: str) -> None:
-        """Forget a stored consumer, if it is there."""
+        """Delete a stored consumer, if it exists."""
         try:
             await self._store.delete(group)
         except UnknownGroupError:
-            return  # as wanted
+            return  # it is deleted already
 
     async def forget_stream(self, name: str) -> None:
-        """Forget the consumers of a deleted stream."""
+        """Delete the stored consumers of a deleted stream."""
         shown = shown_name(name)
         for group in await self._store.list(f"{GROUP_PREFIX}{shown}"):
             if group.startswith((f"{GROUP_PREFIX}{shown}/", f"{GROUP_PREFIX}{shown}:")):
@@ -433,8 +434,8 @@ class ConsumerCalls:
     def _check_target(self, view: JetStreamView, config: ConsumerConfig) -> None:
         """Reject a subject to which a push consumer may not deliver.
 
-        With access control only private inboxes: everybody may subscribe to others, and a client
-        could publish by a consumer where it may not.
+        With access control only private inboxes are allowed: every client may subscribe to other
+        inboxes, and otherwise a client could publish through a consumer where it may not.
         """
         subject = config.deliver_subject
         if not subject:
@@ -447,7 +448,7 @@ class ConsumerCalls:
     async def _make(
         self, view: JetStreamView, led: LedConsumers, config: ConsumerConfig
     ) -> ConsumerRunner:
-        """Make a consumer, and store it if it is durable."""
+        """Create a consumer; store it if it is durable."""
         if len(led.runners) >= CONSUMERS_MAX:
             reject(TOO_MANY_CONSUMERS)
         await self._api.caught_up(view)
@@ -483,7 +484,7 @@ class ConsumerCalls:
         runner = await self._found(request)
         info = await runner.info()
         if runner.config.deliver_subject:
-            # nats.py ends a watch if nothing is pending and it has received nothing.
+            # nats.py ends a watch if nothing is pending and it has received nothing: deliver first.
             await self._leaf.settle()
         return request.answer(**msgspec.structs.asdict(info))
 
@@ -495,7 +496,7 @@ class ConsumerCalls:
         """Delete a consumer, and end its pulls.
 
         Raises:
-            ApiRejection: there is none.
+            ApiRejection: the consumer does not exist.
         """
         async with led.lock:
             runner = _runner_in(led, name)
@@ -505,7 +506,7 @@ class ConsumerCalls:
         await runner.close(DELETED)
 
     async def _group_deleted(self, group: str) -> None:
-        """End the consumer of a group that was deleted, at the broker where it works."""
+        """Stop the consumer of a deleted group, at whichever broker it runs."""
         _, stream, name = group.split("/", 2)
         view = self._api.find_quietly(stream)
         try:
@@ -515,11 +516,11 @@ class ConsumerCalls:
                 async with asyncio.timeout(PEER_TIMEOUT_S):
                     await self._api.ask_others(f"CONSUMER.DELETE.{stream}.{name}")
         except (StrandlineError, ApiRejection, TimeoutError) as error:
-            # It may be over already. Else it ends when its state is to be stored again.
+            # It may have ended already. Otherwise it ends when its state is stored the next time.
             logger.debug("the consumer of %s is not ended yet: %s", group, error)
 
     async def _pause(self, request: ApiRequest) -> ApiReply:
-        """Pause a consumer until a time; without one it continues."""
+        """Pause a consumer until a time; resume it if the request has no time."""
         until = request.body(_PauseRequest).pause_until or ""
         until_ns = 0
         if is_asking(until):
@@ -541,7 +542,7 @@ class ConsumerCalls:
     async def _page(
         self, request: ApiRequest, size: int
     ) -> tuple[list[ConsumerRunner], dict[str, int]]:
-        """Return a page of a stream's consumers, and the fields that say which."""
+        """Return a page of a stream's consumers, and the fields that describe the page."""
         body = request.body(_ConsumerPageRequest)
         led = await self._of(request)
         names = sorted(led.runners)
@@ -573,7 +574,7 @@ class ConsumerCalls:
     ) -> Pull | str:
         token = link.receiver(inbox)
         if isinstance(token, bytes) and not self._leaf.may_send(token):
-            # Not 403: nats.js would wait for its heartbeats.
+            # Not 403: nats.js would then wait for heartbeats.
             return f"400 Bad Request - {PUBLIC_INBOX.description}"
         now_ms = self._api.broker.clock.monotonic_ms()
         return parse_pull(runner.config, token, payload, now_ms=now_ms)
@@ -581,10 +582,10 @@ class ConsumerCalls:
     # Acknowledgements
 
     def _take_acks(self, messages: Sequence[Message], link: ApiLink) -> None:
-        """Handle acknowledgements that came together; plain ones of a consumer by one call."""
+        """Handle acknowledgements that arrived together; plain ones with one call per consumer."""
         acks = plain_acks(messages, PLAIN_ACKS)
         if acks is not None:
-            runners = [self._acked_runner(each) for each in acks]
+            runners = [self._runner_of_acks(each) for each in acks]
             if None not in runners:
                 for runner, several in zip(runners, acks.values(), strict=True):
                     if runner is not None:
@@ -593,14 +594,14 @@ class ConsumerCalls:
         for subject, _, reply, _, payload in messages:
             self._take_ack(subject, reply, payload=payload, link=link)
 
-    def _acked_runner(self, beginning: bytes) -> ConsumerRunner | None:
-        """Return who is acknowledged at subjects that begin like this, if it works here."""
+    def _runner_of_acks(self, beginning: bytes) -> ConsumerRunner | None:
+        """Return the consumer for acknowledgements with a subject prefix, if it runs here."""
         names = parse_ack_names(beginning.decode(errors="replace"))
         led = self._led_here(names[0])[1] if names is not None else None
         return led.runners.get(names[1]) if led is not None and names is not None else None
 
     def _led_here(self, stream: str) -> tuple[bool, LedConsumers | None]:
-        """Return whether this broker leads a stream, and if they are loaded its consumers."""
+        """Return whether this broker leads a stream, and its consumers if they are loaded."""
         view = self._api.find_quietly(stream)
         if view is None or not view.partitions[0].is_led:
             return False, None
@@ -611,7 +612,7 @@ class ConsumerCalls:
     def _take_ack(
         self, subject: bytes, reply: bytes | None, *, payload: bytes, link: ApiLink
     ) -> None:
-        """Handle an acknowledgement, or an answer to flow control, if its consumer works here."""
+        """Handle an acknowledgement, or an answer to flow control, for a consumer led here."""
         if subject.startswith(FLOW_PREFIX.encode()):
             self._take_flow(subject.decode(errors="replace"))
             return
@@ -620,7 +621,7 @@ class ConsumerCalls:
         if ack is None or not is_led:
             return
         if led is None:
-            # The first message that a new leader receives for a consumer may be an acknowledgement.
+            # The first message for a consumer at a new leader may be an acknowledgement.
             if len(self._tasks) < EARLY_ACKS_MAX:
                 self._spawn(self._take_early(ack, reply, payload=payload, link=link))
             return
@@ -629,7 +630,7 @@ class ConsumerCalls:
             self._acknowledge(runner, ack, reply, payload=payload, link=link)
 
     def _take_flow(self, subject: str) -> None:
-        """Handle an answer to flow control."""
+        """Handle the answer to a flow control request."""
         found = parse_flow(subject)
         led = None if found is None else self._led.get(found[0])
         if found is None:
@@ -641,12 +642,12 @@ class ConsumerCalls:
     async def _take_early(
         self, ack: AckSubject, reply: bytes | None, *, payload: bytes, link: ApiLink
     ) -> None:
-        """Load the consumers of a partition, then handle the acknowledgement."""
+        """Load the consumers of a stream, then handle the acknowledgement."""
         call = ApiCall("CONSUMER.INFO", ack.stream, ack.consumer)
         try:
             runner = await self._found(ApiRequest(call, b"", link))
         except (StrandlineError, ApiRejection) as error:
-            logger.debug("an acknowledgement came too early, or too late: %s", error)
+            logger.debug("an acknowledgement came too early or too late: %s", error)
             return
         self._acknowledge(runner, ack, reply, payload=payload, link=link)
 
@@ -678,4 +679,4 @@ class ConsumerCalls:
             asked = answer if reply is not None else None
             runner.ack(body.kind, ack, delay_ms=body.delay_ms, answer=asked)
         else:
-            answer()  # what means nothing is answered, too
+            answer()  # a body of an unknown kind is answered, too

@@ -1,7 +1,7 @@
 """Records that a consumer has read ahead: new ones, and those due for redelivery.
 
-Rules: new records are read in runs, which wait here until pulls want them; redeliveries are read
-together, as they are due. Records that were deleted meanwhile are not given out.
+Rules: new records are read in runs, which wait here until pulls want them. Records due for
+redelivery are read together. Records that have been deleted since they were read are not delivered.
 """
 
 import asyncio
@@ -21,13 +21,13 @@ SIZE_HEADER: Final = b"Nats-Msg-Size"
 
 
 class ReadRun(NamedTuple):
-    """Messages as the consumer delivers them, and what each counts for a pull's limit."""
+    """Messages to deliver, and how many bytes each counts for the limit of a pull."""
 
     messages: MessageRun
     sizes: list[int]
 
     def between(self, start: int, stop: int) -> "ReadRun":
-        """Return a part of it."""
+        """Return the messages with indexes from ``start`` to ``stop``."""
         return ReadRun(self.messages.between(start, stop), self.sizes[start:stop])
 
 
@@ -38,13 +38,13 @@ class Passed(NamedTuple):
     """The outcome of a read that found nothing to deliver."""
 
     sequences: list[int]
-    """Up to each of them, in its partition, nothing passes the filters."""
+    """Sequences, one of each partition read, up to which no record passes the filters."""
     is_end: bool
-    """Whether nothing follows yet."""
+    """Whether no record follows yet."""
 
 
 class Reader(Protocol):
-    """Reads a partition; ``PartitionReader`` says what each method does."""
+    """The interface of a reader of one partition; ``PartitionReader`` describes the methods."""
 
     @property
     def log_start_offset(self) -> int: ...  # noqa: D102  there
@@ -58,43 +58,43 @@ class Reader(Protocol):
 
 
 class DeliveryBuffer:
-    """The records of a partition that a consumer has read ahead.
+    """The records of one partition that a consumer has read ahead.
 
     Args:
-        stream: the name of its stream, as clients know it.
-        config: its settings.
-        reader: reads them.
+        stream: the stream's name, as clients know it.
+        config: the consumer's settings.
+        reader: the reader of the partition.
     """
 
     def __init__(self, stream: str, config: ConsumerConfig, reader: Reader) -> None:
         self._config = config
         self.reader = reader
         self._fixed_size = len(stream) + len(config.name) + 40
-        """Bytes that a message counts towards a pull's byte limit, besides subject, headers and
+        """What each message counts for a pull's limit of bytes, in addition to subject, headers and
         payload."""
         self._fresh = NOTHING
         """New records."""
         self._fresh_at = 0
-        """How many of them were delivered."""
+        """The index of the next new record to deliver."""
         self._overdue: dict[int, StoredMessage | None] = {}
-        """Records due for redelivery, by sequence; None: it is no longer there."""
+        """Records due for redelivery by sequence; None if the record is no longer stored."""
         self._read_to = -1
-        """The offset to read on from; -1: unknown."""
+        """The offset at which reading continues; -1 if unknown."""
 
     def buffered(self, wanted: Wanted) -> ReadRun:
-        """Return what is wanted and was read ahead: one record again, or new ones."""
+        """Return wanted records that were read ahead: one to redeliver, or new ones."""
         if wanted.is_again:
             is_kept = wanted.sequence > self.reader.log_start_offset
             message = self._overdue.get(wanted.sequence) if is_kept else None
             return NOTHING if message is None else self._shown(MessageRun.of([message]))
         first = max(wanted.sequence, self.reader.log_start_offset + 1)
         sequences = self._fresh.messages.sequences
-        # Those before were delivered, or deleted since they were read.
+        # Records before it were delivered, or deleted since they were read.
         self._fresh_at = bisect_left(sequences, first, self._fresh_at)
         return self._fresh.between(self._fresh_at, self._fresh_at + RUN_MESSAGES)
 
     def delivered(self, last: int, count: int, *, is_again: bool) -> None:
-        """Note the delivery of some records, up to a sequence."""
+        """Note that records up to a sequence were delivered."""
         if is_again:
             del self._overdue[last]
         else:
@@ -106,30 +106,30 @@ class DeliveryBuffer:
         self.reader.passed(last, 0)
 
     async def count(self, after: int, *, is_exact: bool = True) -> int:  # noqa: ARG002  always
-        """Return how many records that pass the filters follow a sequence."""
+        """Return how many records after a sequence pass the filters."""
         return await self.reader.count(after)
 
     async def read_again(self, sequence: int, due: list[int]) -> list[int]:
-        """Read a record that is due for redelivery, and others that are due ahead.
+        """Read a record to redeliver, together with others that are due.
 
         Returns:
-            Those of them that cannot be read now.
+            The sequences of those that cannot be read now.
         """
         if sequence in self._overdue:
             return []
-        # Some may have been acknowledged since they were read.
+        # Records that have been acknowledged since they were read are dropped.
         kept = {each: self._overdue[each] for each in due if each in self._overdue}
         if sum(len(each.payload) for each in kept.values() if each) > OVERDUE_BYTES_MAX:
-            kept = {}  # they are due in another order than they are stored in
+            kept = {}  # too much is held: records become due in another order than they are stored
         offsets = [each - 1 for each in due if each not in kept]
         self._overdue = kept | await self.reader.read_at(offsets)
         return []
 
     async def read_new(self, sequence: int) -> Passed | None:
-        """Read the next records that pass the filters, from a sequence on.
+        """Read the next records from a sequence on that pass the filters.
 
         Returns:
-            None if there are some.
+            None if records were found.
         """
         run, self._read_to, is_end = await self.reader.read(max(self._read_to, sequence - 1))
         if not run.sequences:
@@ -142,27 +142,27 @@ class DeliveryBuffer:
         return sequence <= self.reader.log_start_offset
 
     def has_more(self, wanted: Wanted) -> bool:
-        """Return whether there may be what is wanted."""
+        """Return whether the wanted records may exist."""
         return wanted.is_again or self.reader.has_more(wanted.sequence)
 
     @property
     def retry_ms(self) -> float | None:
-        """When what could not be read is to be tried again; None: nothing is."""
+        """The time of the next attempt after a failed read; None if none has failed."""
         return None
 
     def watch(self, event: asyncio.Event) -> None:
-        """Set an event with each record that comes."""
+        """Set an event whenever a record arrives."""
         self.reader.watch(event)
 
     def unwatch(self, event: asyncio.Event) -> None:
-        """Do so no longer."""
+        """Stop setting an event."""
         self.reader.unwatch(event)
 
     def close(self) -> None:
-        """Nothing goes on by itself."""
+        """Do nothing: no read continues in the background."""
 
     def _shown(self, run: MessageRun) -> ReadRun:
-        """Return messages as this consumer delivers them."""
+        """Return messages in the form that this consumer delivers."""
         if self._config.headers_only:
             run = MessageRun.of(map(_without_payload, run.messages()))
         columns = zip(run.subjects, run.blocks, run.payloads, strict=True)
@@ -177,7 +177,7 @@ def first_part(run: ReadRun, count: int, bytes_max: int) -> ReadRun:
 
 
 def _without_payload(message: StoredMessage) -> StoredMessage:
-    """Return a message with nothing but its headers, and one about its size."""
+    """Return a message without its payload, with a header for the payload's size."""
     size = b"%b: %d\r\n\r\n" % (SIZE_HEADER, len(message.payload))
     block = (message.block[:-2] or VERSION_LINE + b"\r\n") + size
     return message._replace(block=block, payload=b"")

@@ -1,6 +1,6 @@
-"""Batches of direct reads: many messages for one request, and a status at their end.
+"""Batches of direct reads: many messages for one request, followed by a status.
 
-Rules: a batch shows the stream as it was when it was asked for. A request costs at most
+Rules: a batch shows the stream as it was when the request arrived. A request gets at most
 ``BATCH_BYTES_MAX`` of messages; the status at the end says how many are left.
 """
 
@@ -46,7 +46,7 @@ class GetRequest(msgspec.Struct, frozen=True):
 
 
 class _Batch:
-    """The messages of one request, up to its limits."""
+    """The messages sent for one request, and its limits."""
 
     def __init__(self, request: ApiRequest, body: GetRequest, pending: int) -> None:
         self._request = request
@@ -58,25 +58,25 @@ class _Batch:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was sent."""
+        """Whether no message was sent."""
         return not self._last
 
     def send(self, message: StoredMessage) -> bool:
-        """Send a message, unless the limits are reached; return whether there may be another."""
+        """Send a message unless a limit is reached; return whether another one may follow."""
         request, size = self._request, self._size + len(message.payload) + len(message.block)
         if self._last and size > self._bytes_max:
             return False
         counts = (("Nats-Num-Pending", self._pending - 1), ("Nats-Last-Sequence", self._last))
         reply = direct_reply(request, self._body, message, counts=counts)
         if len(reply.payload) + len(reply.block) > request.link.payload_max:
-            return False  # the client asks for what is left, and for this one alone
+            return False  # the client asks for the rest, and then for this message alone
         request.link.deliver_with_headers(request.reply, reply.payload, block=reply.block)
         self._last, self._size = message.sequence, size
         self._pending, self._left = self._pending - 1, self._left - 1
         return self._left > 0
 
     def end(self, *headers: tuple[str, int]) -> ApiReply:
-        """Return the status at the end."""
+        """Return the status that ends the batch."""
         counts = (("Nats-Num-Pending", self._pending), ("Nats-Last-Sequence", self._last))
         return status("204 EOB", *counts, *headers)
 
@@ -88,7 +88,7 @@ def direct_reply(
     *,
     counts: tuple[tuple[str, int], ...] = (),
 ) -> ApiReply:
-    """Return a message as a direct read has it: itself, and where it comes from in headers."""
+    """Return a message in the form of a direct read, with its position in headers."""
     own = b"" if body.no_hdr else message.block
     headers = (
         f"Nats-Stream: {request.call.stream}\r\nNats-Subject: {message.subject}\r\n"
@@ -99,11 +99,11 @@ def direct_reply(
 
 
 class DirectBatches:
-    """Answers requests for batches.
+    """The answers to requests for batches of messages.
 
     Args:
-        api: reads on threads.
-        counter: counts records without a filter.
+        api: runs reads on threads.
+        counter: counts the records of a partition.
     """
 
     def __init__(self, api: JetStreamApi, counter: RecordCounter) -> None:
@@ -127,7 +127,7 @@ class DirectBatches:
     async def _answer_next(
         self, request: ApiRequest, body: GetRequest, partition: Partition
     ) -> ApiReply:
-        """Send messages in a row."""
+        """Send consecutive messages."""
         patterns = (body.next_by_subj,) if body.next_by_subj else ()
         for pattern in patterns:
             check_pattern(pattern)
@@ -148,7 +148,7 @@ class DirectBatches:
     async def _answer_multi_last(
         self, request: ApiRequest, body: GetRequest, partition: Partition
     ) -> ApiReply:
-        """Send the last message of each subject, in order."""
+        """Send the last message of each subject, in the order of their sequences."""
         patterns = tuple(body.multi_last or ())
         for pattern in patterns:
             check_pattern(pattern)
@@ -182,7 +182,7 @@ def offset_at_time(partition: Partition, text: str, *, after_ns: int = 0) -> int
     """Return the offset of the first message stored at a time or later.
 
     Raises:
-        ApiRejection: it is not a time.
+        ApiRejection: the text is not a time.
     """
     try:
         time_ns = parse_time(text)

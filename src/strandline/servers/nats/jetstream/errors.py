@@ -1,4 +1,4 @@
-"""Errors of the JetStream API, with nats-server's numbers and texts, so that clients know them."""
+"""Errors of the JetStream API, with the numbers and texts of nats-server that clients expect."""
 
 from typing import Final, NoReturn
 
@@ -16,11 +16,11 @@ from strandline.errors import (
 from strandline.servers.nats.inboxes import PRIVATE_PREFIX
 
 DESCRIPTION_MAX: Final = 1000
-"""Characters of a description, which may quote a request at length."""
+"""The longest description in characters; it may quote a long request."""
 
 
 class ApiError(msgspec.Struct, frozen=True):
-    """The ``error`` of an answer."""
+    """The ``error`` field of an answer."""
 
     code: int
     err_code: int
@@ -31,7 +31,7 @@ class ApiRejection(Exception):  # noqa: N818  the error is what it carries
     """An error that rejects a request; it never leaves this package.
 
     Args:
-        error: the answer.
+        error: the error to answer with.
     """
 
     def __init__(self, error: ApiError) -> None:
@@ -87,7 +87,7 @@ def reject(error: ApiError, detail: str = "") -> NoReturn:
 
 
 def detailed(error: ApiError, detail: str) -> ApiError:
-    """Return an error with more after its text."""
+    """Return an error with a detail after its text."""
     if not detail:
         return error
     text = f"{error.description}: {detail}"[:DESCRIPTION_MAX]
@@ -95,7 +95,7 @@ def detailed(error: ApiError, detail: str) -> ApiError:
 
 
 def reject_json(reason: object) -> NoReturn:
-    """Reject a body that is not the JSON of a request.
+    """Reject a body that is not valid JSON for the request.
 
     Raises:
         ApiRejection: always.
@@ -104,7 +104,7 @@ def reject_json(reason: object) -> NoReturn:
 
 
 def reject_config(text: str) -> NoReturn:
-    """Reject a stream's configuration.
+    """Reject the configuration of a stream.
 
     Raises:
         ApiRejection: always.
@@ -122,7 +122,7 @@ def reject_purge(text: str) -> NoReturn:
 
 
 def api_error(error: StrandlineError) -> ApiError:
-    """Return the answer that corresponds to an error of the broker's."""
+    """Return the API error that corresponds to an error of the broker."""
     text = error.message[:DESCRIPTION_MAX]
     match error:
         case UnknownStreamError() | UnknownPartitionError():

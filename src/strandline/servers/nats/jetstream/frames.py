@@ -1,7 +1,8 @@
-"""The frames of deliveries: a run of records of one consumer as one buffer. Pure.
+"""The frames of deliveries: a run of a consumer's records as one buffer. Pure.
 
-Rules: the reply subject of a delivery names the consumer, the delivery and the record, and how many
-records follow, as in ``subjects.format_ack``. All that is the same in a run is formatted once.
+Rules: the reply subject of a delivery has the consumer, the numbers of the delivery and the record,
+and how many records follow, as in ``subjects.format_ack``. What is equal within a run is formatted
+once.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,22 +19,22 @@ class DeliveredRun(NamedTuple):
     stream: str
     consumer: str
     inboxes: Sequence[bytes]
-    """Of the receivers, who take turns."""
+    """The inboxes of the receivers, to which the records go in turns."""
     deliveries: int
-    """How often each record was delivered, this time included."""
+    """How often each record has been delivered, including this time."""
     consumer_sequence: int
-    """The number of the first delivery."""
+    """The number of the first delivery in this run."""
     pending: int
-    """Pending count after the first record; it decreases by one per record."""
+    """How many records follow the first one; the number decreases by one for each record."""
     messages: MessageRun
 
     @property
     def ack_prefix(self) -> bytes:
-        """The beginning of all reply subjects."""
+        """The prefix of all reply subjects."""
         return f"{ACK_PREFIX}{self.stream}.{self.consumer}.{self.deliveries}.".encode()
 
     def singles(self) -> Iterator["DeliveredRun"]:
-        """Return each delivery as a run of its own."""
+        """Yield each delivery as a run of its own."""
         for number in range(len(self.messages.sequences)):
             yield self._replace(
                 inboxes=[self.inboxes[number % len(self.inboxes)]] if self.inboxes else [],
@@ -48,7 +49,7 @@ class DeliveredRun(NamedTuple):
         lefts: Sequence[bytes],
         rights: Sequence[bytes],
     ) -> bytes:
-        """Return its frames; ``speedups.pure.delivery_frames`` has the arguments."""
+        """Return the run's frames; ``speedups.pure.delivery_frames`` describes the arguments."""
         sequences, _, times, blocks, payloads = self.messages
         return speedups.delivery_frames(
             operations,
@@ -61,7 +62,7 @@ class DeliveredRun(NamedTuple):
 
 
 class _Formatted(dict[str, bytes]):
-    """A cache of what a template makes of each subject; most runs have few of them."""
+    """A cache of a template filled in with subjects; most runs have few different subjects."""
 
     def __init__(self, template: bytes) -> None:
         super().__init__()
@@ -73,14 +74,13 @@ class _Formatted(dict[str, bytes]):
 
 
 def leaf_frames(run: DeliveredRun, queue: bytes = b"") -> bytes:
-    """Return a run as a leaf sends it.
+    """Return the frames of a run as a leaf sends them.
 
     Args:
         run: the deliveries.
-        queue: the queue groups, one or several, of which one member each receives a delivery;
-            empty: no group does.
+        queue: the queue groups; one member of each receives a delivery. Empty for none.
     """
-    # A leaf has to name the groups: without that, nobody in them receives anything.
+    # A leaf must name the groups: otherwise no member of a group receives the message.
     middle, tail = (b"+ ", b" " + queue) if queue else (b"", b"")
     lefts = [b"%b %b%b" % (inbox, middle, run.ack_prefix) for inbox in run.inboxes]
     after = _Formatted(b"@%b" + _literal(tail))
@@ -89,11 +89,11 @@ def leaf_frames(run: DeliveredRun, queue: bytes = b"") -> bytes:
 
 
 def client_frames(run: DeliveredRun, sids: Sequence[bytes]) -> bytes:
-    """Return a run as a server sends it to a client.
+    """Return the frames of a run as a server sends them to a client.
 
     Args:
         run: the deliveries.
-        sids: the subscription that receives each; or one for all.
+        sids: the sid for each delivery, or one for all.
     """
     prefix = run.ack_prefix
     before = {sid: _Formatted(b"%b " + _literal(b"%b %b" % (sid, prefix))) for sid in set(sids)}
@@ -106,5 +106,5 @@ def client_frames(run: DeliveredRun, sids: Sequence[bytes]) -> bytes:
 
 
 def _literal(text: bytes) -> bytes:
-    """Return a text as a template has it."""
+    """Return a text with the escapes that a template needs."""
     return text.replace(b"%", b"%%")

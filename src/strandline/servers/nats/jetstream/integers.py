@@ -1,7 +1,8 @@
-"""Integers of requests and answers: those that fit int64, as clients in Go decode them. Pure.
+"""Integers of requests and answers: those that fit into int64, as Go's clients decode them. Pure.
 
 Rule: every integer of a body has one of these types. A larger one makes the body invalid JSON, as
-at nats-server: so none is met that does not fit a float, a file or an answer.
+    at
+nats-server. So no integer is too large for a float, a file or an answer.
 """
 
 from typing import Annotated, Final

@@ -1,4 +1,4 @@
-"""The consumers of a stream, for as long as this broker leads it."""
+"""The consumers of one stream during one leadership of this broker."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from strandline.types import LeaderEpoch
 
 
 class LedConsumers:
-    """The consumers of a partition or of all, for as long as this broker leads it or the first."""
+    """The consumers of one partition, or of all, while this broker leads it, or the first one."""
 
     def __init__(self, view: JetStreamView) -> None:
         self.name = view.name
@@ -19,10 +19,10 @@ class LedConsumers:
         self.runners: dict[str, ConsumerRunner] = {}
         self.is_loaded = False
         self.lock = asyncio.Lock()
-        """Held to load, create, change and delete."""
+        """Held while consumers are loaded, created, changed or deleted."""
 
     def is_current(self, view: JetStreamView) -> bool:
-        """Return whether it is still the same leadership of the same partition."""
+        """Return whether a view still belongs to the same leadership of the same partition."""
         partition = view.partitions[0]
         return (
             partition is self.partition
@@ -32,10 +32,10 @@ class LedConsumers:
         )
 
     def counts_like(self, view: JetStreamView) -> bool:
-        """Return whether sequences mean the same in a view of this name."""
+        """Return whether a view of the same name gives sequences the same meaning."""
         return view.stream.created_ns == self.created_ns and _shape(view) == self._shape
 
 
 def _shape(view: JetStreamView) -> tuple[bool, int]:
-    """Return what the sequences of a view depend on."""
+    """Return the properties of a view on which the meaning of its sequences depends."""
     return view.is_exact, len(view.partitions)

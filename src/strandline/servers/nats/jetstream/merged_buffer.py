@@ -1,8 +1,9 @@
 """Records of several partitions that one consumer has read ahead.
 
-Rules: partitions take turns, a run of records each; the order of each one's records is kept. They
-are read at the same time. One that does not answer holds up no other: its reading goes on and is
-awaited no longer, and one that cannot be read is left out for a while.
+Rules: partitions take turns, a run of records each; each one's records stay in order. All
+    partitions
+are read at the same time. A partition that does not answer does not delay the others: its read
+continues without being awaited. A partition that cannot be read is left out for a while.
 """
 
 import asyncio
@@ -29,19 +30,19 @@ _FAILURES: Final = (StrandlineError, ApiRejection, TimeoutError)
 
 
 class _PartitionState:
-    """A partition: its buffer, and how reading it goes."""
+    """A partition: its buffer, and the state of reading it."""
 
     def __init__(self, buffer: DeliveryBuffer) -> None:
         self.buffer = buffer
         self.reading: asyncio.Task[Passed | None] | None = None
         self.slow_s = 0.0
-        """From then on nobody waits for it."""
+        """The loop time from which its present read is no longer awaited."""
         self.wakes = False
-        """Whether the consumer is woken when it is done."""
+        """Whether the consumer is woken when the read ends."""
         self.retry_ms: float | None = None
-        """It cannot be read, and is tried again then."""
+        """When a partition that cannot be read is tried again; None if it can be read."""
         self.pending = 0
-        """How many records were to come when they were counted last."""
+        """How many records were still to be delivered, by the last count."""
 
 
 class MergedBuffer:
@@ -50,9 +51,9 @@ class MergedBuffer:
     Args:
         name: the consumer's name, for the log.
         parts: the buffers of the partitions, in order.
-        state: has the position in each.
+        state: the consumer's state, with the position in each partition.
         now_ms: returns the time.
-        wake: set when a partition was read that nobody awaited any longer.
+        wake: set when a read that is no longer awaited has ended.
     """
 
     def __init__(
@@ -70,20 +71,20 @@ class MergedBuffer:
         self._now_ms = now_ms
         self._wake = wake
         self._turn = 0
-        """Whose turn it is."""
+        """The partition whose turn it is."""
 
     def _wanted(self, number: int) -> Wanted:
-        """Return which new record of a partition comes next."""
+        """Return the next new record of a partition as the wanted one."""
         return Wanted(self._state.positions[number] + 1, is_again=False)
 
     def _merged(self, run: ReadRun, number: int) -> ReadRun:
-        """Return records of a partition with the sequences that clients know."""
+        """Return records of a partition with the sequences that clients see."""
         count = len(self._parts)
         sequences = [merged_sequence(each, number, count) for each in run.messages.sequences]
         return run._replace(messages=run.messages._replace(sequences=sequences))
 
     def buffered(self, wanted: Wanted) -> ReadRun:
-        """Return what is wanted and was read ahead: one record again, or new ones."""
+        """Return wanted records that were read ahead: one to redeliver, or new ones."""
         count = len(self._parts)
         if wanted.is_again:
             within, number = split_sequence(wanted.sequence, count)
@@ -97,7 +98,7 @@ class MergedBuffer:
         return NOTHING
 
     def delivered(self, last: int, count: int, *, is_again: bool) -> None:
-        """Note the delivery of some records of one partition, up to a sequence."""
+        """Note that records of one partition, up to a sequence, were delivered."""
         within, number = split_sequence(last, len(self._parts))
         part = self._parts[number]
         part.buffer.delivered(within, count, is_again=is_again)
@@ -106,17 +107,18 @@ class MergedBuffer:
             self._turn = (number + 1) % len(self._parts)
 
     def passed(self, _last: int) -> None:
-        """Note that no record up to the positions passes the filters."""
+        """Note that no record up to the consumer's positions passes the filters."""
         for part, position in zip(self._parts, self._state.positions, strict=True):
             part.buffer.passed(position)
 
     # Counting
 
     async def count(self, _after: int, *, is_exact: bool = False) -> int:
-        """Return how many records that pass the filters are to come.
+        """Return how many records that pass the filters are still to be delivered.
 
         Args:
-            is_exact: whether one that cannot be asked is an error; else its last count is used.
+            is_exact: whether a partition that cannot be counted is an error; if not, its last count
+                is used.
 
         Raises:
             StrandlineError, ApiRejection: a partition cannot be counted now.
@@ -141,10 +143,10 @@ class MergedBuffer:
     # Reading
 
     async def read_again(self, sequence: int, due: list[int]) -> list[int]:
-        """Read a record that is due for redelivery, and others of its partition.
+        """Read a record to redeliver, together with others of its partition that are due.
 
         Returns:
-            Those of them that cannot be read now.
+            The sequences of those that cannot be read now.
         """
         count = len(self._parts)
         within, number = split_sequence(sequence, count)
@@ -160,10 +162,10 @@ class MergedBuffer:
         return [merged_sequence(each, number, count) for each in together]
 
     async def read_new(self, _sequence: int) -> Passed | None:
-        """Read the next records that pass the filters, of all partitions.
+        """Read the next records of all partitions that pass the filters.
 
         Returns:
-            None if there are some.
+            None if records were found.
         """
         loop = asyncio.get_running_loop()
         passed: list[int] = []
@@ -184,7 +186,7 @@ class MergedBuffer:
                     self._settle(number, passed, ends)
         for part in self._parts:
             if part.reading is not None and not part.wakes:
-                part.wakes = True  # it may be awaited by nobody
+                part.wakes = True  # from now on the read may no longer be awaited
                 part.reading.add_done_callback(lambda _: self._wake.set())
         if self._has_records and not passed:
             return None
@@ -196,7 +198,7 @@ class MergedBuffer:
 
     @property
     def _awaited(self) -> dict[asyncio.Task[Passed | None], _PartitionState]:
-        """Return the reads that have begun and may still be awaited, with their partitions."""
+        """The reads in progress that may still be awaited, with their partitions."""
         now_s = asyncio.get_running_loop().time()
         return {
             part.reading: part
@@ -210,7 +212,7 @@ class MergedBuffer:
         return bool(self.buffered(Wanted(0, is_again=False)).sizes)
 
     def _begin(self, number: int) -> None:
-        """Begin to read a partition, if nothing of it is here."""
+        """Begin to read a partition, unless records of it are here already."""
         part, wanted = self._parts[number], self._wanted(number)
         is_there = part.reading is not None or self._is_absent(part)
         if is_there or part.buffer.buffered(wanted).sizes:
@@ -221,7 +223,7 @@ class MergedBuffer:
         )
 
     def _settle(self, number: int, passed: list[int], ends: set[int]) -> None:
-        """Take the outcome of reading a partition."""
+        """Handle the outcome of a partition's read."""
         part = self._parts[number]
         task, part.reading = part.reading, None
         assert task is not None, "it was begun"
@@ -250,14 +252,14 @@ class MergedBuffer:
         self._parts[number].retry_ms = self._now_ms() + RETRY_MS
 
     def is_gone(self, sequence: int) -> bool:
-        """Return whether a record is no longer stored, as far as it is known here."""
+        """Return whether a record is no longer stored, as far as this broker knows."""
         within, number = split_sequence(sequence, len(self._parts))
         return self._parts[number].buffer.is_gone(within)
 
     # Waiting
 
     def has_more(self, wanted: Wanted) -> bool:
-        """Return whether there may be what is wanted."""
+        """Return whether the wanted records may exist."""
         return wanted.is_again or any(
             part.buffer.has_more(self._wanted(number))
             for number, part in enumerate(self._parts)
@@ -266,23 +268,23 @@ class MergedBuffer:
 
     @property
     def retry_ms(self) -> float | None:
-        """When what could not be read is to be tried again; None: nothing is."""
+        """The time of the next attempt after a failed read; None if none has failed."""
         now_ms = self._now_ms()
         times = [part.retry_ms for part in self._parts if part.retry_ms is not None]
         return min((each for each in times if each > now_ms), default=None)
 
     def watch(self, event: asyncio.Event) -> None:
-        """Set an event with each record that comes."""
+        """Set an event whenever a record arrives."""
         for part in self._parts:
             part.buffer.watch(event)
 
     def unwatch(self, event: asyncio.Event) -> None:
-        """Do so no longer."""
+        """Stop setting an event."""
         for part in self._parts:
             part.buffer.unwatch(event)
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop all reads."""
         for part in self._parts:
             if part.reading is not None:
                 part.reading.cancel()

@@ -1,6 +1,6 @@
-"""Reads one of several partitions for a consumer of all of them, wherever it is led.
+"""A reader of one partition for a consumer of all partitions, wherever the partition is led.
 
-Rules: a partition's leader reads it: here on threads, elsewhere on request.
+Rule: the leader of the partition reads it: this broker on threads, another broker on request.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ class MergedHost(NamedTuple):
     """State that all consumers of several partitions share."""
 
     find: Callable[[str], Partition | None]
-    """Returns the partition of a name, if this broker leads it."""
+    """Returns the partition of a name if this broker leads it, else None."""
     ask: Ask
     ends: RemoteEnds
     counter: RecordCounter
@@ -36,12 +36,12 @@ class MergedHost(NamedTuple):
 
 
 class MergedReader:
-    """Reads one of several partitions; ``PartitionReader`` says what each method does.
+    """A reader of one of several partitions; ``PartitionReader`` describes the methods.
 
     Args:
         name: the partition's name, as clients know it.
-        filters: patterns of its records' subjects.
-        host: what the calls of the API share.
+        filters: patterns of the records' subjects.
+        host: the state shared by such consumers.
     """
 
     def __init__(self, name: str, filters: tuple[str, ...], host: MergedHost) -> None:
@@ -53,17 +53,17 @@ class MergedReader:
         self._watched: Partition | None = None
 
     def _here(self) -> PartitionReader | None:
-        """Return what reads it here; None: another broker leads it.
+        """Return the local reader; None if another broker leads the partition.
 
         Raises:
-            UnavailableError: it has just begun to be led here.
+            UnavailableError: this broker has just begun to lead and does not know its end yet.
         """
         partition = self._host.find(self._name)
         if partition is None:
             self._local = None
             return None
         if not partition.knows_end:
-            # Records that were delivered would seem to be gone.
+            # Records that have been delivered would look deleted.
             raise UnavailableError(f"the new leader of {partition.name} does not know its end yet")
         if self._local is None or self._local.partition is not partition:
             host = self._host
@@ -80,7 +80,7 @@ class MergedReader:
 
     @property
     def log_start_offset(self) -> int:
-        """Before it records were deleted."""
+        """The offset before which records were deleted."""
         return self._local.log_start_offset if self._local is not None else self._remote_start
 
     async def read(self, start: int) -> ReadPart:
@@ -93,7 +93,7 @@ class MergedReader:
         return ReadPart(run, found.position, found.position >= found.end)
 
     async def read_at(self, offsets: list[int]) -> dict[int, StoredMessage | None]:
-        """Read records at some offsets."""
+        """Read the records at some offsets."""
         local = self._here()
         if local is not None:
             return await local.read_at(offsets)
@@ -116,19 +116,19 @@ class MergedReader:
         return (await self._ask(PartitionQuery(begin=config))).number
 
     def passed(self, last: int, count: int) -> None:
-        """``count`` records up to a sequence were delivered."""
+        """Note that ``count`` records up to a sequence were delivered."""
         if self._local is not None:
             self._local.passed(last, count)
 
     def has_more(self, sequence: int) -> bool:
-        """Return whether there is a record of this sequence or a later one."""
+        """Return whether there is a record with this sequence or a later one."""
         partition = self._host.find(self._name)
         if partition is not None:
             return partition.last_stable_offset >= sequence
         return self._host.ends.known(self._name) >= sequence
 
     def watch(self, event: asyncio.Event) -> None:
-        """Set an event with each record that comes."""
+        """Set an event whenever a record arrives."""
         partition = self._host.find(self._name)
         if partition is not None:
             self._watched = partition
@@ -137,7 +137,7 @@ class MergedReader:
             self._host.ends.watch(self._name, event)
 
     def unwatch(self, event: asyncio.Event) -> None:
-        """Do so no longer."""
+        """Stop setting an event."""
         watched, self._watched = self._watched, None
         if watched is not None:
             watched.unwatch(event)
@@ -148,10 +148,10 @@ class MergedReader:
 async def first_state(
     view: JetStreamView, config: ConsumerConfig, host: MergedHost
 ) -> ConsumerState:
-    """Return the state of a new consumer of a stream.
+    """Return the first state of a new consumer of a stream.
 
     Raises:
-        StrandlineError, ApiRejection: where it begins is not known now.
+        StrandlineError, ApiRejection: the position where it begins cannot be found now.
     """
     if view.is_exact:
         before = await host.on_thread(start_of, view.partitions[0], config)

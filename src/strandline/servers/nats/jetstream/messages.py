@@ -1,7 +1,7 @@
-"""Records as messages of NATS: one, or a run of them by column.
+"""Records as NATS messages: single ones, or a run of them by column.
 
-Rules: runs are for deliveries, where each step for each record counts; a column becomes a list by
-one call. Pure.
+Rules: runs are for deliveries, where the time spent on each record counts; a column becomes a list
+with one call. Pure.
 """
 
 import base64
@@ -21,18 +21,18 @@ COLUMNS: Final = ["offset", "timestamp", "subject", "key", "value", "headers"]
 
 
 class StoredMessage(NamedTuple):
-    """A record as a message of NATS."""
+    """A record as a NATS message."""
 
     sequence: int
     subject: str
     time_ns: int
     block: bytes
-    """Its header block; empty if it has no headers."""
+    """The header block; empty if the record has no headers."""
     payload: bytes
 
     @property
     def in_json(self) -> dict[str, object]:
-        """As an answer of STREAM.MSG.GET carries it."""
+        """The message as an answer to STREAM.MSG.GET has it."""
         found: dict[str, object] = {"subject": self.subject, "seq": self.sequence}
         if self.block:
             found["hdrs"] = base64.b64encode(self.block).decode()
@@ -42,7 +42,7 @@ class StoredMessage(NamedTuple):
 
 
 class MessageRun(NamedTuple):
-    """Records in order, by column: those of ``StoredMessage``."""
+    """Records in order, by column; the columns are the fields of ``StoredMessage``."""
 
     sequences: list[int]
     subjects: list[str]
@@ -52,16 +52,16 @@ class MessageRun(NamedTuple):
 
     @classmethod
     def of(cls, messages: Iterable[StoredMessage]) -> "MessageRun":
-        """Return some messages as a run."""
+        """Return messages as a run."""
         columns: list[list[Any]] = [list(column) for column in zip(*messages, strict=True)]
         return cls(*columns) if columns else cls([], [], [], [], [])
 
     def messages(self) -> Iterator[StoredMessage]:
-        """Return its messages one by one."""
+        """Yield the messages one by one."""
         return map(StoredMessage, *self)
 
     def between(self, start: int, stop: int) -> "MessageRun":
-        """Return a part of it, by the places of its messages."""
+        """Return the messages with indexes from ``start`` to ``stop``."""
         columns: list[Any] = [column[start:stop] for column in self]
         return MessageRun(*columns)
 
@@ -97,7 +97,7 @@ def _blocks(keys: pa.Array, headers: pa.Array) -> list[bytes]:
 def header_block(key: bytes | None, headers: Headers | None) -> bytes:
     """Return a record's headers and key as a header block; empty if it has neither.
 
-    What no header of NATS can carry, such as a line break, is left out.
+    A header that NATS cannot carry, for example with a line break, is left out.
     """
     pairs = list(headers or ())
     if key is not None:
@@ -114,5 +114,5 @@ def _is_encodable(pair: tuple[str, bytes]) -> bool:
     try:
         encode_headers([pair])
     except InvalidRecordError:
-        return False  # the reader gets the others
+        return False  # the receiver gets the other headers
     return True

@@ -1,8 +1,8 @@
-"""The pace of a consumer's deliveries: as its records were published, or at a bit rate.
+"""The pace of a consumer's deliveries: that of the original publishes, or a bit rate.
 
-Rules: with the policy ``original`` the records that are there when the consumer begins to work come
-with the pauses between their publishes; those published later come at once. A limited rate may be
-exceeded by one burst. Pure.
+Rules: with the policy ``original``, records that exist when the consumer starts are delivered with
+the pauses between their publishes; records published later are delivered at once. A rate limit may
+be exceeded by one burst. Pure.
 """
 
 from typing import Final
@@ -15,11 +15,11 @@ PAUSE_MIN_MS: Final = 1.0
 
 
 class Pacer:
-    """The earliest times of deliveries.
+    """The earliest times at which records may be delivered.
 
     Args:
-        original_to: the last sequence that has its original pauses; 0: none has.
-        bits_per_s: the rate; 0: no limit.
+        original_to: the last sequence with original pauses; 0 for none.
+        bits_per_s: the rate; 0 for no limit.
     """
 
     def __init__(self, original_to: int = 0, bits_per_s: int = 0) -> None:
@@ -27,17 +27,17 @@ class Pacer:
         self._ms_per_byte = 8e3 / bits_per_s if bits_per_s else 0.0
         self._sent_ms = 0.0
         self._sent_ns: int | None = None
-        """When the last record was delivered, and when it was published."""
+        """When the record delivered at ``_sent_ms`` was published; None before any delivery."""
         self._spent_ms = 0.0
-        """The time by which all that was sent fits the rate."""
+        """The time by which everything sent so far conforms to the rate."""
 
     @property
     def is_on(self) -> bool:
-        """Whether a record may have to wait."""
+        """Whether records may have to wait."""
         return bool(self._original_to or self._ms_per_byte)
 
     def due_ms(self, sequence: int, time_ns: int) -> float:
-        """Return the time before which a record must not be delivered; 0: none."""
+        """Return the time before which a record must not be delivered; 0 if there is none."""
         due_ms = 0.0
         if self._ms_per_byte:
             due_ms = self._spent_ms - BURST_BYTES * self._ms_per_byte
@@ -48,7 +48,7 @@ class Pacer:
         return due_ms
 
     def sent(self, time_ns: int, size: int, now_ms: float) -> None:
-        """Note a delivery of a record that was published at a time."""
+        """Note the delivery of a record, with the time when it was published."""
         self._sent_ms, self._sent_ns = now_ms, time_ns
         if self._ms_per_byte:
             self._spent_ms = max(self._spent_ms, now_ms) + size * self._ms_per_byte

@@ -1,8 +1,9 @@
-"""Requests to the leader of a partition, for consumers of several that work at another broker.
+"""Requests to the leaders of partitions, for consumers of several partitions at another broker.
 
-Rules: they are an operation of the API that no rule allows a client. Where access is checked they
-are answered to private inboxes only. One request for each partition waits until its log has another
-end.
+Rules: the requests are an operation of the API that no access rule allows to clients. Where access
+    is
+checked, they are answered to private inboxes only. For each partition, one request waits until the
+end of the log changes.
 """
 
 import asyncio
@@ -35,27 +36,27 @@ from strandline.servers.nats.leaf_link import LeafClient
 logger = logging.getLogger(__name__)
 
 WAIT_S: Final = 1.0
-"""For how long a request waits for another end of the log: less than its caller does."""
+"""How long a request waits for the end of the log to change; less than its sender waits."""
 RETRY_S: Final = 1.0
 OPERATION: Final = "STRANDLINE.READ"
 ENVELOPE_BYTES: Final = 128
-"""Of each message of an answer, besides its subject, headers and payload; generous."""
+"""A generous size of each message in an answer, besides its subject, headers and payload."""
 
 
 class PartitionQuery(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A request to the leader of a partition; one of its fields says for what."""
+    """A request to the leader of a partition; the one field that is set says for what."""
 
     filters: tuple[str, ...] = ()
     read_from: Int64 | None = None
-    """For the next records from this offset on."""
+    """Asks for the next records from this offset on."""
     offsets: tuple[Int64, ...] | None = None
-    """For the records at these."""
+    """Asks for the records at these offsets."""
     count_after: Int64 | None = None
-    """For the number of records after this sequence."""
+    """Asks for the number of records after this sequence."""
     begin: ConsumerConfig | None = None
-    """For the sequence before the first record of a new consumer."""
+    """Asks for the sequence before the first record of a new consumer."""
     end_not: Int64 | None = None
-    """For the end of the log, once it is another one."""
+    """Asks for the end of the log, as soon as it is not this one."""
 
 
 class PartitionAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -63,28 +64,28 @@ class PartitionAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
 
     log_start_offset: int
     end: int
-    """Of what can be read."""
+    """The last stable offset: the end of what can be read."""
     messages: tuple[StoredMessage, ...] = ()
     missing: tuple[int, ...] = ()
-    """Sequences that were asked for, of records that are no longer there."""
+    """Requested sequences whose records are no longer stored."""
     position: int = 0
     number: int = 0
-    """What was asked for, if that is a number."""
+    """The answer if a number was asked for."""
 
 
 Ask = Callable[[str, PartitionQuery], Awaitable[PartitionAnswer]]
-"""Asks the leader of a partition, which clients know by this name.
+"""A function that asks the leader of a partition, given by the name that clients know.
 
-Raises ``StrandlineError`` or ``ApiRejection`` if it does not answer."""
+It raises ``StrandlineError`` or ``ApiRejection`` if the leader does not answer."""
 
 
 async def answer_query(
     query: PartitionQuery, reader: PartitionReader, *, on_thread: OnThread, bytes_max: int
 ) -> PartitionAnswer:
-    """Answer another broker about a partition that is led here.
+    """Answer another broker's request for a partition that this broker leads.
 
     Raises:
-        UnavailableError: this broker does not know yet what was asked for.
+        UnavailableError: this broker does not know the requested records yet.
     """
     partition = reader.partition
     messages: list[StoredMessage] = []
@@ -97,7 +98,7 @@ async def answer_query(
             position = messages[-1].sequence
     elif query.offsets:
         if max(query.offsets) >= partition.last_stable_offset:
-            # Else a record that is not known here yet would count as removed.
+            # Otherwise a record that is not known here yet would be reported as deleted.
             raise UnavailableError(f"{partition.name} is not read up to there yet")
         found = await reader.read_at(list(query.offsets))
         first = query.offsets[0] + 1
@@ -133,7 +134,7 @@ def _fitting(messages: list[StoredMessage], bytes_max: int) -> list[StoredMessag
 
 
 async def _other_end(partition: Partition, end: int) -> None:
-    """Wait until the log has another end, or for as long as a request may."""
+    """Wait until the end of the log has changed, for at most ``WAIT_S``."""
     changed = asyncio.Event()
     partition.watch(changed)
     try:
@@ -142,16 +143,16 @@ async def _other_end(partition: Partition, end: int) -> None:
                 changed.clear()
                 await changed.wait()
     except TimeoutError:
-        return  # the caller asks again
+        return  # the other broker asks again
     finally:
         partition.unwatch(changed)
 
 
 class RemoteEnds:
-    """The ends of partitions that other brokers lead, as far as somebody waits for records.
+    """The ends of partitions that other brokers lead, kept current while consumers wait.
 
     Args:
-        ask: asks leaders.
+        ask: asks the leader of a partition.
     """
 
     def __init__(self, ask: Ask) -> None:
@@ -161,28 +162,28 @@ class RemoteEnds:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def known(self, name: str) -> int:
-        """Return the end as far as it is known."""
+        """Return the last known end of a partition."""
         return self._ends.get(name, 0)
 
     def saw(self, name: str, end: int) -> None:
-        """Note an end; wake who waits for another one."""
+        """Note the end of a partition; wake the waiters if it has changed."""
         if end != self.known(name):
             self._ends[name] = end
             for event in self._watching.get(name, ()):
                 event.set()
 
     def watch(self, name: str, event: asyncio.Event) -> None:
-        """Set an event whenever a partition has another end."""
+        """Set an event whenever the end of a partition changes."""
         self._watching.setdefault(name, []).append(event)
         if name not in self._tasks:
             self._tasks[name] = asyncio.create_task(self._follow(name), name="jetstream-end")
 
     def unwatch(self, name: str, event: asyncio.Event) -> None:
-        """Do so no longer."""
+        """Stop setting an event."""
         self._watching[name].remove(event)
 
     async def _follow(self, name: str) -> None:
-        """Ask for the end while somebody watches."""
+        """Ask for the end of a partition again and again, while an event is registered."""
         try:
             while self._watching[name]:
                 try:
@@ -196,7 +197,7 @@ class RemoteEnds:
             del self._tasks[name]
 
     async def stop(self) -> None:
-        """Ask no more."""
+        """Stop asking."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -204,12 +205,12 @@ class RemoteEnds:
 
 
 class PartitionQueries:
-    """The requests of this broker to others, and theirs to this one.
+    """The requests that this broker sends to others, and its answers to theirs.
 
     Args:
-        api: finds streams, and carries requests.
-        leaf: knows where records may be sent.
-        counter: counts records.
+        api: finds streams, and sends requests.
+        leaf: knows to which inboxes records may be sent.
+        counter: counts the records of a partition.
     """
 
     def __init__(self, api: JetStreamApi, leaf: LeafClient, counter: RecordCounter) -> None:
@@ -221,31 +222,31 @@ class PartitionQueries:
         api.handlers[OPERATION] = self._answer
 
     async def stop(self) -> None:
-        """Ask and answer no more."""
+        """Stop asking and answering."""
         await self.ends.stop()
         for task in self._waiting:
             task.cancel()
         await asyncio.gather(*self._waiting, return_exceptions=True)
 
     async def ask(self, name: str, query: PartitionQuery) -> PartitionAnswer:
-        """Ask the leader of a partition.
+        """Send a request to the leader of a partition.
 
         Raises:
-            ApiRejection: it does not answer, or cannot now.
+            ApiRejection: the leader does not answer, or answers with an error.
         """
         payload = msgspec.json.encode(query)
         try:
             async with asyncio.timeout(PEER_TIMEOUT_S):
                 answer = await self._api.ask_others(f"{OPERATION}.{name}", payload)
             return msgspec.msgpack.decode(answer or b"", type=PartitionAnswer)
-        except (TimeoutError, DisconnectedError, *UNDECODABLE):  # an error is JSON
+        except (TimeoutError, DisconnectedError, *UNDECODABLE):  # an error answer is JSON
             reject(UNAVAILABLE, f"the broker that leads {name} does not answer")
 
     async def _answer(self, request: ApiRequest) -> ApiReply:
-        """Answer another broker."""
+        """Answer the request of another broker."""
         query = request.body(PartitionQuery)
         if not self._leaf.may_send(request.reply):
-            reject(PUBLIC_INBOX)  # everybody may subscribe there
+            reject(PUBLIC_INBOX)  # every client may subscribe to such an inbox
         for pattern in query.filters:
             check_pattern(pattern)
         view = self._api.view(request)
@@ -259,7 +260,7 @@ class PartitionQueries:
             on_thread=self._api.on_thread,
         )
         if query.end_not is not None:
-            # It waits, and must not count among the requests under way meanwhile.
+            # It waits, and meanwhile must not count as a request in progress.
             task = asyncio.create_task(self._answer_later(request, query, reader))
             self._waiting.add(task)
             task.add_done_callback(self._waiting.discard)
@@ -280,6 +281,6 @@ class PartitionQueries:
             found = await answer_query(
                 query, reader, on_thread=self._api.on_thread, bytes_max=bytes_max
             )
-        except ValueError as error:  # the time of a start is none
+        except ValueError as error:  # the start time is invalid
             reject_json(error)
         return msgspec.msgpack.encode(found)

@@ -1,4 +1,4 @@
-"""Reads the records of a partition that this broker leads, for a consumer; on threads."""
+"""A reader of a partition that this broker leads, for a consumer; it reads on threads."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -16,24 +16,24 @@ OnThread = Callable[..., Awaitable[Any]]
 
 
 class ReadPart(NamedTuple):
-    """Records that were read from an offset on."""
+    """The records that were read from an offset on."""
 
     run: MessageRun
     position: int
-    """Where to read on: before it there are no others that pass the filters."""
+    """The offset at which to continue; no other record before it passes the filters."""
     is_end: bool
-    """Whether nothing follows yet."""
+    """Whether no record follows yet."""
 
 
 class PartitionReader:
-    """Reads and counts the records that pass a consumer's filters.
+    """A reader and counter of the records that pass a consumer's filters.
 
     Args:
-        partition: the partition of the records.
-        filters: patterns of their subjects; none: all records pass.
-        counter: counts records without a filter.
-        on_thread: runs what reads files.
-        heads_to: up to this sequence only the last record of each subject passes; 0: every one.
+        partition: the partition.
+        filters: patterns of the records' subjects; if empty, all records pass.
+        counter: counts records where there are no filters.
+        on_thread: runs a function that reads files.
+        heads_to: up to this sequence only each subject's last record passes; 0: all do.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class PartitionReader:
 
     @property
     def log_start_offset(self) -> int:
-        """Before it records were deleted."""
+        """The offset before which records were deleted."""
         return self.partition.log_start_offset
 
     async def read(self, start: int) -> ReadPart:
@@ -71,7 +71,7 @@ class PartitionReader:
         return ReadPart(run, position, position >= self.partition.last_stable_offset)
 
     async def read_at(self, offsets: list[int]) -> dict[int, StoredMessage | None]:
-        """Read records at some offsets; ``messages_at`` says which of them."""
+        """Read the records at some offsets; ``messages_at`` describes the result."""
         found = await self._on_thread(messages_at, self.partition, offsets)
         return cast("dict[int, StoredMessage | None]", found)
 
@@ -86,17 +86,17 @@ class PartitionReader:
         return cast("int", await self._on_thread(self._pending.refresh, after))
 
     def passed(self, last: int, count: int) -> None:
-        """``count`` records up to a sequence were delivered."""
+        """Note that ``count`` records up to a sequence were delivered."""
         self._pending.passed(last, count)
 
     def has_more(self, sequence: int) -> bool:
-        """Return whether there is a record of this sequence or a later one."""
+        """Return whether there is a record with this sequence or a later one."""
         return self.partition.last_stable_offset >= sequence
 
     def watch(self, event: asyncio.Event) -> None:
-        """Set an event with each record that comes."""
+        """Set an event whenever a record arrives."""
         self.partition.watch(event)
 
     def unwatch(self, event: asyncio.Event) -> None:
-        """Do so no longer."""
+        """Stop setting an event."""
         self.partition.unwatch(event)

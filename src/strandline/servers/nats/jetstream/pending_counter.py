@@ -1,4 +1,4 @@
-"""The number of records that a consumer has still to get."""
+"""The number of records that a consumer has not been sent yet."""
 
 import threading
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from strandline.servers.nats.jetstream.state import RecordCounter
 
 
 class _Counted(NamedTuple):
-    """The number of matching records among some offsets, half-open."""
+    """The number of matching records in a half-open range of offsets."""
 
     start: int
     stop: int
@@ -18,12 +18,12 @@ class _Counted(NamedTuple):
 
 
 class PendingCounter:
-    """Counts the records that a consumer has still to get.
+    """A counter of the records that a consumer has not been sent yet.
 
     Args:
-        partition: the partition of the records.
-        counter: counts records without a filter.
-        patterns: the patterns of the subjects; none: all records count.
+        partition: the partition.
+        counter: counts records where there are no patterns.
+        patterns: patterns of the records' subjects; if empty, all records count.
     """
 
     def __init__(
@@ -34,18 +34,18 @@ class PendingCounter:
         self._patterns = patterns
         self._counted = _Counted(-1, -1, 0)
         self._lock = threading.Lock()
-        """Held to replace what is counted, never while files are read."""
+        """Held to replace the count, but never while files are read."""
         self.heads: SubjectHeads | None = None
-        """Those that a consumer of the last record per subject begins with."""
+        """The records that a consumer of the last record per subject begins with."""
 
     @property
     def reads_nothing(self) -> bool:
-        """Whether counting needs no files, so that it can be done at once."""
+        """Whether counting needs no files, so that it is quick enough for the loop."""
         is_plain = not self._patterns and self.heads is None
         return is_plain and self._counter.is_dense(self._partition)
 
     def refresh(self, after: int) -> int:
-        """Return how many records follow a sequence; reads only new ones; any thread."""
+        """Return how many records follow a sequence; reads records not counted yet; any thread."""
         if self.heads is None:
             return self._refresh(after)
         return self.heads.count_after(after) + self._refresh(max(after, self.heads.end))
@@ -55,7 +55,7 @@ class PendingCounter:
         first, end = max(after, partition.log_start_offset), partition.last_stable_offset
         if not self._patterns:
             return self._counter.count(partition, first, end) if first < end else 0
-        if partition.retention is not None:  # counted records may have been replaced since
+        if partition.retention is not None:  # records counted earlier may have been replaced
             return count_matching(partition, first, end, patterns=self._patterns)
         before = counted = self._counted
         if first != counted.start or end < counted.stop:
@@ -63,12 +63,12 @@ class PendingCounter:
         more = count_matching(partition, counted.stop, end, patterns=self._patterns)
         counted = _Counted(first, max(counted.stop, end), counted.records + more)
         with self._lock:
-            if self._counted is before:  # else deliveries or another thread came first
+            if self._counted is before:  # otherwise a delivery or another thread has changed it
                 self._counted = counted
         return counted.records
 
     def passed(self, after: int, count: int) -> None:
-        """``count`` records up to a sequence were delivered."""
+        """Note that ``count`` records up to a sequence were delivered."""
         if self.heads is not None and after <= self.heads.end:
             return
         with self._lock:

@@ -1,4 +1,4 @@
-"""The bodies of pulls: how many records a client asks for, and for how long it waits. Pure."""
+"""The bodies of pulls: how many records a client wants, and how long it waits. Pure."""
 
 from typing import Final
 
@@ -24,13 +24,13 @@ class _NextRequest(msgspec.Struct, frozen=True):
 def parse_pull(
     config: ConsumerConfig, token: object, payload: bytes, *, now_ms: float
 ) -> Pull | str:
-    """Return the pull that a body asks for, or the status that rejects it.
+    """Parse the body of a pull; return the status that rejects it if it is invalid.
 
     Args:
-        config: the settings of the consumer.
+        config: the consumer's settings.
         token: the pull's token.
         payload: the body.
-        now_ms: the time.
+        now_ms: the present time.
     """
     if config.is_push:
         return "409 Consumer is push based"

@@ -1,9 +1,10 @@
 """Records of a partition as JetStream's messages; on threads, since files are read.
 
-Rules: only committed records are seen, up to the last stable offset. Subjects are looked up in the
-subject index. Where a segment has none, a search reads records; one that has read
-``SEARCH_BYTES_MAX`` without success is given up with an error, so that no request costs more than
-that. ``state`` counts records.
+Rules: only committed records are visible, up to the last stable offset. Subjects are looked up in
+    the
+subject index. Where a segment has no index, a search reads records. It ends with an error after
+``SEARCH_BYTES_MAX`` without a match, so that no request costs more than that. Records are counted
+by ``state``.
 """
 
 from typing import Final
@@ -41,21 +42,21 @@ from strandline.types import Offset
 
 BATCH_BYTES: Final = 2 << 20
 FIRST_BYTES: Final = 8 << 10
-"""Read to find one record; at least its batch."""
+"""How much to read to find one record; at least its batch is read."""
 NEIGHBOUR_OFFSETS: Final = 8
-"""Records at most this far apart are read together, with those between them."""
+"""Records at most this far apart are read together, including those between them."""
 SEARCH_BYTES_MAX: Final = 256 << 20
 SUBJECTS_PER_PAGE: Final = 100_000
 PORTION_BYTES: Final = 256 << 10
 PORTIONS: Final = 64
-"""How many are read at once if no record in them matches."""
+"""How many portions one call reads if no record in them matches."""
 
 
 def check_pattern(pattern: str) -> None:
     """Reject a text that is neither a subject nor a pattern of subjects.
 
     Raises:
-        ApiRejection: it is not.
+        ApiRejection: the text is neither.
     """
     try:
         validate_subject(pattern, wildcards=True)
@@ -64,20 +65,20 @@ def check_pattern(pattern: str) -> None:
 
 
 def message_at(partition: Partition, offset: int) -> StoredMessage | None:
-    """Return the record at an offset, or None if it is not there or was removed."""
+    """Return the record at an offset; None if there is none or it was removed."""
     retention, end = partition.retention, partition.last_stable_offset
     if not partition.log_start_offset <= offset < end:
         return None
     if retention is not None:
         retention.catch_up(end)
     try:
-        # One record is looked up sooner than all that retention keeps of its batch.
+        # Reading a single record is quicker than filtering its batch by retention.
         at = Offset(offset)
         buffer = partition.committed.read(at, 1, below=Offset(at + 1), with_replaced=True)
     except OffsetOutOfRangeError:
         if offset >= partition.log_start_offset:
             raise
-        return None  # it was just deleted
+        return None  # it has just been deleted
     record = decode_record(buffer, offset)
     if record is None:
         return None
@@ -89,7 +90,7 @@ def message_at(partition: Partition, offset: int) -> StoredMessage | None:
 
 
 def is_at_hand(partition: Partition, offset: int) -> bool:
-    """Return whether ``message_at`` returns at once: it waits for no device."""
+    """Return whether ``message_at`` returns at once, without waiting for a device."""
     retention, end = partition.retention, partition.last_stable_offset
     if not partition.log_start_offset <= offset < end:
         return True
@@ -98,9 +99,9 @@ def is_at_hand(partition: Partition, offset: int) -> bool:
 
 
 def last_at_hand(partition: Partition, subject: str) -> int | None:
-    """Return the offset of a subject's newest record if that is known at once; -1: there is none.
+    """Return the offset of a subject's newest record if it is known at once; -1 if there is none.
 
-    None: it is not known, or the subject is a pattern.
+    Returns None if it is not known at once, or if the subject is a pattern.
     """
     retention = partition.retention
     if retention is None or has_wildcard(subject):
@@ -109,25 +110,26 @@ def last_at_hand(partition: Partition, subject: str) -> int | None:
 
 
 def messages_at(partition: Partition, offsets: list[int]) -> dict[int, StoredMessage | None]:
-    """Read records at some offsets: neighbours together, and each batch once.
+    """Read the records at some offsets: neighbours together, and each batch once.
 
     Returns:
-        Records by sequence; None: it is not there or was removed. The first one is always among
-        them, the others for as long as no more than ``PORTION_BYTES`` were read.
+        Records by sequence; None for a record that does not exist or was removed. The first offset
+        is always answered, the others as long as at most ``PORTION_BYTES`` were read.
     """
     found: dict[int, StoredMessage | None] = {}
     wanted, size = sorted(offsets), 0
     first = wanted.index(offsets[0])
     for run in _neighbours([*wanted[first:], *wanted[:first]]):
         while size < PORTION_BYTES and (left := [each for each in run if each + 1 not in found]):
-            # A lone record may be one of many in its batch, but nothing behind it is wanted.
+            # A single record may be in a batch of many; after it nothing is wanted, so ask for 1
+            # byte, that is, for its batch only.
             bytes_max = PORTION_BYTES - size if len(left) > 1 else 1
             size += _read_run(partition, left, bytes_max, wanted=wanted, found=found)
     return found
 
 
 def _neighbours(offsets: list[int]) -> list[list[int]]:
-    """Divide offsets into runs that are read together."""
+    """Divide offsets into runs of neighbours, which are read together."""
     runs: list[list[int]] = []
     for each in offsets:
         if runs and 0 < each - runs[-1][-1] <= NEIGHBOUR_OFFSETS:
@@ -145,10 +147,10 @@ def _read_run(
     wanted: list[int],
     found: dict[int, StoredMessage | None],
 ) -> int:
-    """Read batches from the first offset of a run on, and find what is wanted in them.
+    """Read batches from the first offset of a run on, and add wanted records to ``found``.
 
     Returns:
-        How many bytes were read.
+        The number of bytes read.
     """
     start, stop = run[0], run[-1] + 1
     if not partition.log_start_offset <= start < partition.last_stable_offset:
@@ -159,7 +161,7 @@ def _read_run(
     except OffsetOutOfRangeError:
         if start >= partition.log_start_offset:
             raise
-        return 0  # it was just deleted
+        return 0  # it has just been deleted
     for batch in decode_batches(buffer, columns=COLUMNS):
         is_wanted = np.isin(batch.column("offset").to_numpy(), wanted)
         messages = run_of(batch.take(np.flatnonzero(is_wanted))).messages()
@@ -172,10 +174,10 @@ def _read_run(
 
 
 def next_message(partition: Partition, offset: int, pattern: str = ">") -> StoredMessage | None:
-    """Return the first record at an offset or later whose subject matches.
+    """Return the first record from an offset on whose subject matches.
 
     Raises:
-        ApiRejection: none was found in as many bytes as may be read.
+        ApiRejection: no match was found within the limit of bytes for one request.
     """
     start, end = max(offset, partition.log_start_offset), partition.last_stable_offset
     if pattern == ">":
@@ -190,7 +192,7 @@ def last_message(partition: Partition, pattern: str = ">") -> StoredMessage | No
     """Return the newest record whose subject matches.
 
     Raises:
-        ApiRejection: none was found in as many bytes as may be read.
+        ApiRejection: no match was found within the limit of bytes for one request.
     """
     if partition.retention is not None:
         return _last_kept(partition, partition.retention, pattern)
@@ -202,11 +204,11 @@ def last_message(partition: Partition, pattern: str = ">") -> StoredMessage | No
     while search is not None and start < end:
         run = search.last_run(start, end)
         found: int | None = run.start
-        if run.stop - run.start > 1:  # not indexed
+        if run.stop - run.start > 1:  # this range is not indexed
             found = _newest_between(partition, run.start, run.stop, pattern=pattern)
         message = None if found is None or run.start == run.stop else message_at(partition, found)
         if message is not None:
-            return message  # else it does not count: its transaction was aborted
+            return message  # if it is None, the record's transaction was aborted
         end = run.start
     return None
 
@@ -214,7 +216,7 @@ def last_message(partition: Partition, pattern: str = ">") -> StoredMessage | No
 def _last_kept(
     partition: Partition, retention: SubjectRetention, pattern: str
 ) -> StoredMessage | None:
-    """Return the newest record that is kept of matching subjects."""
+    """Return the newest retained record of the matching subjects."""
     search, before = RetainedSearch(retention, (pattern,)), -1
     while True:
         run = search.last_run(partition.log_start_offset, partition.last_stable_offset)
@@ -223,11 +225,11 @@ def _last_kept(
         message = message_at(partition, run.start)
         if message is not None:
             return message
-        before = run.start  # a newer one has just replaced it, or it was purged
+        before = run.start  # this record has just been replaced or purged: search once more
 
 
 def newest_offset(partition: Partition) -> Offset | None:
-    """Return the offset of the newest record."""
+    """Return the offset of the newest record; None if there is none."""
     start, end = partition.log_start_offset, partition.last_stable_offset
     if partition.retention is not None:
         run = RetainedSearch(partition.retention, ()).last_run(start, end)
@@ -238,7 +240,7 @@ def newest_offset(partition: Partition) -> Offset | None:
 def _newest_between(
     partition: Partition, start: int, stop: int, *, pattern: str | None = None
 ) -> Offset | None:
-    """Return the offset of the newest of some records that matches; reads them."""
+    """Return the offset of the newest matching record in a range, by reading records."""
     request = _request(partition, ["offset"], pattern)
     extent = PartitionRange(partition, Offset(start), Offset(stop), may_move=True)
     return _search(DescendingCursor(request, extent, names=["offset"]))
@@ -268,14 +270,14 @@ def open_cursor(
     pattern: str | None = None,
     batch_bytes: int | None = None,
 ) -> Cursor[Partition]:
-    """Return a cursor over some offsets."""
+    """Return a cursor over a range of offsets."""
     extent = PartitionRange(partition, Offset(start), Offset(stop), may_move=True)
     request = _request(partition, columns, pattern, batch_bytes=batch_bytes)
     return Cursor(request, extent, names=columns)
 
 
 def _first(partition: Partition, start: int, stop: int) -> StoredMessage | None:
-    """Return the first record of some offsets."""
+    """Return the first record in a range of offsets."""
     cursor = open_cursor(partition, start, stop, columns=COLUMNS, batch_bytes=FIRST_BYTES)
     while cursor.has_more:
         for batch, _ in cursor.read():
@@ -284,7 +286,7 @@ def _first(partition: Partition, start: int, stop: int) -> StoredMessage | None:
 
 
 def _search(cursor: Cursor[Partition]) -> Offset | None:
-    """Return the offset of the first record of a filtered read."""
+    """Return the offset of the first record that a filtered read returns."""
     for _ in range(SEARCH_BYTES_MAX // BATCH_BYTES):
         if not cursor.has_more:
             return None
@@ -298,15 +300,16 @@ def _search(cursor: Cursor[Partition]) -> Offset | None:
 def read_some(
     partition: Partition, offset: int, search: SubjectSearch | None
 ) -> tuple[MessageRun, int]:
-    """Read some records from an offset on, those whose subjects match one of the patterns.
+    """Read some records from an offset on whose subjects match a pattern.
 
     Args:
-        partition: the partition of the records.
-        offset: the offset of the first one, or of a gap before it.
-        search: knows where matching records are; None: all records match.
+        partition: the partition.
+        offset: the offset of the first record, or one in a gap before it.
+        search: finds matching records; None: all records match.
 
     Returns:
-        The records, none if there were none for as long as may be read at once; and where to go on.
+        The records, and the offset at which to continue. There may be none: one call reads a
+        limited number of portions.
     """
     start, end = max(offset, partition.log_start_offset), partition.last_stable_offset
     patterns = () if search is None else search.patterns
@@ -328,7 +331,7 @@ def read_some(
 
 
 def count_matching(partition: Partition, start: int, end: int, *, patterns: tuple[str, ...]) -> int:
-    """Count records from ``start`` to ``end`` whose subjects match one of the patterns."""
+    """Count the records from ``start`` up to ``end`` whose subjects match a pattern."""
     search, first = partition.find_runs(*patterns), max(start, partition.log_start_offset)
     if first >= end or search is None:
         return 0
@@ -341,7 +344,7 @@ def count_matching(partition: Partition, start: int, end: int, *, patterns: tupl
 
 
 def matching(batch: pa.RecordBatch, patterns: tuple[str, ...]) -> pa.RecordBatch:
-    """Return the rows of a batch with a ``subject`` that matches one of the patterns."""
+    """Return the rows of a batch whose ``subject`` matches one of the patterns."""
     if not patterns or ">" in patterns:
         return batch
     subjects = batch.column("subject")
@@ -360,12 +363,12 @@ def tally_subjects(
     """Return the tallies of all subjects that match one of the patterns.
 
     Args:
-        partition: the partition of the records.
+        partition: the partition.
         patterns: the patterns of subjects.
-        stop: below this offset; None: up to the end.
+        stop: only records below this offset count; None: all.
 
     Raises:
-        ApiRejection: there is no index, and more to read than one request may.
+        ApiRejection: there is no index, and more would have to be read than the limit.
     """
     search, budget = partition.find_runs(*patterns), SEARCH_BYTES_MAX // BATCH_BYTES
     if search is None:
@@ -384,7 +387,7 @@ def tally_subjects(
 
 
 def _tally_batch(tallies: dict[str, Tally], batch: pa.RecordBatch) -> None:
-    """Add the records of a batch, which follow those before or precede them."""
+    """Add the records of a batch, which may precede or follow those already counted."""
     offsets, subjects = (column.to_pylist() for column in batch.columns)
     for offset, subject in zip(offsets, subjects, strict=True):
         before = tallies.get(subject, Tally(0, -1))

@@ -1,20 +1,20 @@
-"""Runs a consumer: reads what its core asks for, stores what the core decided, and delivers.
+"""Runs a consumer: reads records for its core, stores the core's decisions, and delivers.
 
 Rules:
-- one task per consumer does everything in rounds. A round reads, delivers to waiting pulls, stores
-  the state, and then sends: so nobody gets a record whose delivery a crash could forget, and
-  numbers of deliveries never go back. An acknowledgement that asks for an answer gets it then, too.
-  If the state cannot be stored, a later round sends. The wait for an acknowledgement begins when a
-  record is sent;
-- nobody waits for the storing of an acknowledgement that asks for no answer, nor for that of a
-  delivery with the policy "none": such changes are stored from time to time. When the broker is
-  killed the last ones are lost, and their records come again;
-- a round that reads for long sends what it has, and the next one continues;
-- only a durable consumer's state is stored. The larger it is, the longer the next round waits.
-  Another consumer ends with its broker, or when it was not used for its threshold;
-- a consumer without waiting pulls costs nothing but its memory;
-- a pull ends when its inbox has lost its receiver. A push consumer delivers while somebody
-  subscribes to its subject, as its queue group if it has one.
+- One task per consumer does everything in rounds. A round reads, delivers to waiting pulls, stores
+  the state, and then sends. So no record is sent whose delivery a crash could forget, and delivery
+  counts never decrease. Acknowledgements that ask for an answer get it at that point, too. If the
+  state cannot be stored, a later round sends. The time for acknowledging begins when a record is
+  sent.
+- Storing is not awaited for an acknowledgement that asks for no answer, nor for a delivery with the
+  ack policy "none": such changes are stored from time to time. If the broker is killed, the last
+  ones are lost, and their records are delivered again.
+- A round that has read for long sends what it has, and the next one continues.
+- Only the state of a durable consumer is stored. The larger it is, the longer the next round waits.
+  An ephemeral consumer ends with its broker, or after its inactive threshold.
+- A consumer without waiting pulls costs only memory.
+- A pull ends when its inbox has lost its receiver. A push consumer delivers while a client
+  subscribes to its subject, in its queue group if it has one.
 """
 
 import asyncio
@@ -62,23 +62,23 @@ logger = logging.getLogger(__name__)
 ROUND_MESSAGES: Final = 512
 ROUND_BYTES: Final = 1 << 20
 ROUND_MS: Final = 20
-"""After this time a round reads no further if it has something to send."""
+"""A round that has something to send reads for at most this time."""
 STORE_REST_MS: Final = 0.001
-"""How long no state is stored after another, for each pending record: a durable consumer stores all
-of them each time, which takes about a tenth of this on the event loop."""
+"""The pause between two stores of a durable consumer, for each pending record. Storing encodes all
+pending records, which takes about a tenth of this time on the event loop."""
 FULL_REST_MS: Final = 0.008
-"""The same for each record of the limit of pending ones, where few more can be pending."""
+"""The same pause for each record of the limit of pending ones, if the limit is nearly reached."""
 FULL_REST_MS_MAX: Final = 4.0
 FULL_SHARE: Final = 0.75
-"""The share of the limit from which on that holds. A client that keeps 500 messages ahead, and so
-has about 500 pending, would wait for each rest."""
+"""The share of the limit from which ``FULL_REST_MS`` applies. It must not apply to a client that
+keeps 500 messages ahead, and so has about 500 pending: it would wait for each pause."""
 STORE_REST_MS_MIN: Final = 1.0
-"""A shorter rest saves nothing."""
+"""Shorter pauses are left out."""
 LAZY_STORE_MS: Final = 50.0
-"""How long after another a change is stored that nobody waits for."""
+"""The time between stores of changes that are not awaited."""
 LAST_STORE_S: Final = 1.0
 UNREADY_MAX: Final = 64
-"""How many pulls of receivers that do not read are passed over at once."""
+"""How many pulls whose receivers do not read are skipped at once."""
 RETRY_S: Final = 1.0
 FLOW_REQUEST: Final = "100 FlowControl Request"
 DELETED: Final = "409 Consumer Deleted"
@@ -89,34 +89,34 @@ _StatusHeaders = tuple[tuple[str, int | str], ...]
 
 
 class RunnerHost(NamedTuple):
-    """State that all consumers of a broker share."""
+    """What all consumers of a broker share."""
 
     receivers: Receivers
     clock: Clock
     counter: RecordCounter
     on_thread: Callable[..., Awaitable[Any]]
     keep: Callable[["ConsumerRunner"], Awaitable[None]]
-    """Stores a durable consumer."""
+    """Stores the state of a durable consumer."""
     ended: Callable[["ConsumerRunner", str], None]
-    """Called when a consumer ends itself, with this status for its pulls."""
+    """Called when a consumer ends by itself, with the status for its pulls."""
     merged: MergedHost | None = None
-    """For consumers of several partitions."""
+    """What consumers of several partitions share; None if there cannot be any."""
 
 
 class _Outgoing(NamedTuple):
     messages: MessageRun
     pending: int
-    """How many records follow the first one."""
+    """How many records follow the first message."""
 
 
 class ConsumerRunner:
-    """A consumer at work.
+    """A running consumer.
 
     Args:
-        host: what the calls of the API share.
-        stream: the name of its stream, as clients know it.
-        partition: the partition of its records; of several the first one.
-        kept: settings and state.
+        host: what all consumers of the broker share.
+        stream: the stream's name, as clients know it.
+        partition: the partition of its records, the first one if there are several.
+        kept: its settings and state.
     """
 
     def __init__(
@@ -129,25 +129,25 @@ class ConsumerRunner:
         flow = FlowWindow() if kept.config.flow_control else None
         self.core = PullConsumer(kept.config.policy, kept.state, self._now_ms, flow=flow)
         self._flow_prefix = secrets.token_hex(2)
-        """Distinguishes this runner's flow control requests from those of an earlier one."""
+        """Distinguishes this runner's flow control requests from those of earlier runners."""
         self.is_over = False
         self._is_begun = False
         self._wake = asyncio.Event()
         self._buffer = self._new_buffer()
         self._effects: list[Effect] = []
-        """Decided; they wait until the state is stored."""
+        """Decisions of the core that wait until the state is stored."""
         self._outgoing: list[_Outgoing] = []
-        """The messages of their deliveries."""
+        """The messages of the deliveries in ``_effects``."""
         self._outgoing_count = 0
         self._answers: list[Answer] = []
         self._inboxes = WaitingInboxes(host.receivers.leaf, self.core.pulls)
         self._pacer = self._new_pacer()
         self._store_from_ms = 0.0
-        """Before this time no round begins, so that acknowledgements are stored together."""
+        """No round begins before this time, so that acknowledgements are stored together."""
         self._stored_ms = -LAZY_STORE_MS
-        """When the state was stored."""
+        """The time of the last store."""
         self._due_ms = 0.0
-        """Before this time the next record must not be delivered."""
+        """The next record must not be delivered before this time."""
         self._used_ms = self._now_ms
         self._delivered_ns = self._acked_ns = 0
         """When records were last delivered and acknowledged here; not stored, as in JetStream."""
@@ -156,17 +156,17 @@ class ConsumerRunner:
 
     @property
     def config(self) -> ConsumerConfig:
-        """The settings in force."""
+        """The settings that apply now."""
         return self.kept.config
 
     @property
     def is_durable(self) -> bool:
-        """Whether its state is stored."""
+        """Whether the consumer's state is stored."""
         return bool(self.config.durable_name)
 
     @property
     def paused_ns(self) -> int:
-        """For how long nothing is delivered because somebody has paused it."""
+        """For how much longer the consumer is paused, in ns; 0 if it is not."""
         if not self.config.pause_until:
             return 0
         left_ns = parse_time(self.config.pause_until) - self._host.clock.now_ns()
@@ -203,10 +203,10 @@ class ConsumerRunner:
     def _now_ms(self) -> float:
         return self._host.clock.monotonic_ms()
 
-    # What comes in
+    # Requests and acknowledgements
 
     def pull(self, pull: Pull) -> None:
-        """Take a pull in, whose token is its inbox."""
+        """Accept a pull, whose token is its inbox."""
         self._used_ms, token = self._now_ms, pull.token
         is_local = isinstance(token, LocalInbox)
         if isinstance(token, LocalInbox):
@@ -221,19 +221,19 @@ class ConsumerRunner:
         self._wake.set()
 
     def waits(self, token: object) -> bool:
-        """Return whether a pull waits."""
+        """Return whether a pull is waiting."""
         return self.core.pulls.has(token)
 
     def drop_pull(self, token: object) -> None:
-        """Forget a pull, whose receiver is gone."""
+        """Forget a pull, because its receiver is gone."""
         self.core.drop_pull(token)
         self._used_ms = self._now_ms
-        self._wake.set()  # else nobody notices when the threshold of inactivity is over
+        self._wake.set()  # so that the end of the inactive threshold is noticed
 
     def ack(
         self, kind: AckKind, ack: AckSubject, *, delay_ms: int = 0, answer: Answer | None = None
     ) -> None:
-        """Take an acknowledgement in; ``answer`` is called when it is stored."""
+        """Accept an acknowledgement; ``answer`` is called once it is stored."""
         before = len(self.kept.state.pending)
         self.core.ack(
             kind,
@@ -244,26 +244,26 @@ class ConsumerRunner:
         )
         if answer is not None:
             self._answers.append(answer)
-        self._acked(before)
+        self._note_acks(before)
         self._wake.set()
 
     def ack_many(self, acks: list[tuple[int, int]]) -> None:
-        """Take plain acknowledgements in: the sequence of each record, and of its delivery."""
+        """Accept plain acknowledgements, as pairs of a record's and its delivery's sequence."""
         core, before = self.core, len(self.kept.state.pending)
-        # Otherwise the next round is soon enough: one for every few of them would cost too much.
+        # Otherwise the next round is soon enough: a round for every few acks costs too much.
         is_awaited = core.is_full or not core.is_changed
         core.ack_many(acks)
-        self._acked(before)
+        self._note_acks(before)
         if is_awaited:
             self._wake.set()
 
-    def _acked(self, before: int) -> None:
+    def _note_acks(self, before: int) -> None:
         self._used_ms = self._now_ms
         if len(self.kept.state.pending) < before:
             self._acked_ns = self._host.clock.now_ns()
 
     def flow_answered(self, subject: str) -> None:
-        """The receiver has answered a flow control request."""
+        """Handle the receiver's answer to a flow control request."""
         flow = self.core.flow
         if flow is None or not flow.request or subject != self._flow_subject(flow.request):
             return
@@ -272,19 +272,19 @@ class ConsumerRunner:
         self._wake.set()
 
     def _stalled_headers(self, request: int) -> _StatusHeaders:
-        """Return a heartbeat's headers about a flow control request that waits for its answer."""
+        """Return a heartbeat's headers for a flow control request that has no answer yet."""
         return (("Nats-Consumer-Stalled", self._flow_subject(request)),) if request else ()
 
     def _flow_subject(self, request: int) -> str:
         return format_flow(self.stream, self.config.name, f"{self._flow_prefix}{request}")
 
     def begin(self) -> None:
-        """Let a push consumer deliver; its creator knows the number of pending messages by now."""
+        """Let a push consumer deliver; by now its creator knows the number of pending records."""
         self._is_begun = True
         self.interest_changed()
 
     def interest_changed(self, changed: Collection[bytes] | None = None) -> None:
-        """Handle subjects that have gained or lost receivers; None: any may have."""
+        """Handle gained or lost receivers of subjects; None: any receiver may have changed."""
         if not self.config.is_push:
             self._drop_dead_pulls(changed)
             return
@@ -300,18 +300,18 @@ class ConsumerRunner:
             self.drop_pull(inbox)
 
     def reconnected(self) -> None:
-        """Handle a new connection: messages and flow control requests under way may be lost."""
+        """Handle a new leaf connection: messages and flow control requests may have been lost."""
         if self.config.is_push:
             self._rebind(is_bound=False)
         self.interest_changed()
         self._wake.set()
 
     def wake(self) -> None:
-        """Look again whether records can be delivered."""
+        """Check again whether records can be delivered."""
         self._wake.set()
 
     def _rebind(self, *, is_bound: bool) -> None:
-        """Begin or end the delivery to a push consumer's subject."""
+        """Start or stop the delivery to a push consumer's subject."""
         self.core.pulls.clear()
         self._used_ms = self._now_ms
         if is_bound:
@@ -322,19 +322,19 @@ class ConsumerRunner:
 
     @property
     def is_bound(self) -> bool:
-        """Whether a push consumer has receivers."""
+        """Whether this is a push consumer that has receivers."""
         return self.config.is_push and bool(self.core.pulls)
 
     @property
     def _push_target(self) -> tuple[bytes, bytes]:
-        """The subject and the queue group that a push consumer delivers to."""
+        """The subject and the queue group to which a push consumer delivers."""
         return self.config.deliver_subject.encode(), self.config.deliver_group.encode()
 
     async def reconfigure(self, config: ConsumerConfig) -> None:
-        """Continue with other settings; returns when they are stored.
+        """Change the settings; return when they are stored.
 
         Raises:
-            StrandlineError: they may not be stored.
+            StrandlineError: the settings may not have been stored.
         """
         async with self._round_lock:
             before = self._push_target
@@ -353,7 +353,7 @@ class ConsumerRunner:
         self._wake.set()
 
     async def close(self, status: str) -> None:
-        """End it, and all of its pulls with a status."""
+        """Stop the consumer, and end all its pulls with a status."""
         if self.is_over:
             return
         self.is_over = True
@@ -368,18 +368,18 @@ class ConsumerRunner:
                 logger.warning("the position of %s is not stored: %s", self.config.name, error)
 
     def _end_pulls(self, status: str) -> None:
-        """End every pull; the receivers of a push consumer notice that heartbeats are missing."""
+        """End all pulls; the receivers of a push consumer will notice missing heartbeats."""
         ended = self.core.end_all(status)
         if not self.config.is_push:
             self._send_all(ended, [])
 
     async def info(self) -> ConsumerInfo:
-        """Return the consumer as answers show it.
+        """Return the description of the consumer for an answer.
 
         Raises:
-            ApiRejection: its records are not counted yet.
+            ApiRejection: its pending records have not been counted yet.
         """
-        # At once, and as of now: a round may be under way, which waits for files and for storage.
+        # Not in a round: a round in progress may be waiting for files or for a store.
         state = self.kept.state
         delivered_to, floor_to = state.delivered_stream, sum(state.floors)
         delivered = position_of(state.delivered_consumer, delivered_to, self._delivered_ns)
@@ -405,7 +405,7 @@ class ConsumerRunner:
     # Rounds
 
     async def _run(self) -> None:
-        """Do rounds until it is over."""
+        """Do rounds until the consumer ends."""
         while not self.is_over:
             rest_ms = self._store_from_ms - self._now_ms
             if rest_ms > STORE_REST_MS_MIN:
@@ -431,7 +431,7 @@ class ConsumerRunner:
                 await self._rest()
 
     def _end(self, status: str) -> None:
-        """End the consumer."""
+        """End the consumer from within its own task."""
         self.is_over = True
         self._buffer.close()
         self._end_pulls(status)
@@ -444,7 +444,7 @@ class ConsumerRunner:
         return bool(threshold_ms) and self._now_ms >= self._used_ms + threshold_ms
 
     async def _rest(self) -> None:
-        """Wait for something to do."""
+        """Wait until there is something to do."""
         due = [] if self.core.next_due_ms is None else [self.core.next_due_ms]
         if self.core.pulls and self._held_to_ms > self._now_ms:
             due.append(self._held_to_ms)
@@ -457,7 +457,7 @@ class ConsumerRunner:
         timeout_s = max(0.0, (min(due) - self._now_ms) / 1e3) if due else None
         is_watching = bool(self.core.pulls)
         if is_watching:
-            buffer = self._buffer  # another one may take its place meanwhile
+            buffer = self._buffer  # ``reconfigure`` may replace it during the wait
             buffer.watch(self._wake)
             if self._has_more():
                 self._wake.set()
@@ -465,46 +465,46 @@ class ConsumerRunner:
             async with asyncio.timeout(timeout_s):
                 await self._wake.wait()
         except TimeoutError:
-            return  # a timer is due
+            return  # a timer has expired
         finally:
             if is_watching:
                 buffer.unwatch(self._wake)
 
     def _has_more(self) -> bool:
-        """Return whether records came since the last round ended."""
+        """Return whether records have arrived since the last round."""
         wanted = self._wanted()
         return wanted is not None and self._buffer.has_more(wanted)
 
     async def _round(self) -> bool:
-        """Deliver what can be delivered; return whether there may be more at once.
+        """Deliver what can be delivered; return whether more can be delivered at once.
 
         Raises:
             UnknownGroupError: the consumer was deleted.
-            StrandlineError: the partition cannot be read, or the state not be stored now.
+            StrandlineError: the partition cannot be read, or the state cannot be stored now.
         """
         if self.core.pulls:
-            self._used_ms = self._now_ms  # also if the last pull ends in this round
-        # What does not depend on this round's deliveries does not wait for the disk.
+            self._used_ms = self._now_ms  # even if the last pull ends in this round
+        # What does not depend on this round's deliveries is sent without waiting for the disk.
         self._send_all(self.core.tick(self._now_ms), [])
         try:
             is_busy = await self._collect()
         except (StrandlineError, ApiRejection):
-            await self._commit()  # what was decided before
+            await self._commit()  # for what was decided before the error
             raise
         await self._commit()
         return is_busy
 
     async def _commit(self) -> None:
-        """Store the state; then send and answer what depends on it.
+        """Store the state, then send messages and answers that depend on it.
 
         Raises:
             UnknownGroupError: the consumer was deleted.
-            StrandlineError: the state cannot be stored now; a later call sends and answers.
+            StrandlineError: the state cannot be stored now; a later call sends them.
         """
         if self.core.policy.acks == "none":
             self._send_all(*self._take_outgoing())
         answers, self._answers = self._answers, []
-        # An answer needs a stored state also if nothing has changed: another broker may lead.
+        # Store for an answer even if nothing has changed: it fails if another broker leads now.
         is_waited_for = bool(self._outgoing or answers)
         is_due = self._now_ms >= self._stored_ms + LAZY_STORE_MS
         if is_waited_for or (self.core.is_changed and is_due):
@@ -520,34 +520,35 @@ class ConsumerRunner:
                 self.core.is_changed = True
                 raise
         self._send_all(*self._take_outgoing())
-        # Last: a record must not be sent again after an acknowledgement of it was answered.
+        # Last: a record must not be sent again after its acknowledgement was answered.
         for answer in answers:
             answer()
 
     @property
     def _rest_ms(self) -> float:
-        """The time after a store in which no other begins, so that the next one has more to do."""
+        """How long to wait after a store, so that the next one covers more changes."""
         pending, limit = len(self.kept.state.pending), self.core.policy.max_ack_pending
         rest_ms = pending * STORE_REST_MS
         if pending >= limit * FULL_SHARE:
-            # Else each of the few acknowledgements that come together costs a store.
+            # Otherwise there would be a store for every few acknowledgements.
             rest_ms = max(rest_ms, min(FULL_REST_MS_MAX, limit * FULL_REST_MS))
         return rest_ms
 
     def _take_outgoing(self) -> tuple[list[Effect], list[_Outgoing]]:
-        """Return what was decided, and decide anew."""
+        """Return the decisions that wait to be sent, and forget them."""
         taken = self._effects, self._outgoing
         self._effects, self._outgoing, self._outgoing_count = [], [], 0
         return taken
 
     async def _collect(self) -> bool:
-        """Let the core decide what waiting pulls get; read the records for it.
+        """Let the core decide what waiting pulls get, and read the records for it.
 
         Returns:
-            Whether there may be more at once.
+            Whether more can be delivered at once.
 
         Raises:
-            StrandlineError, ApiRejection: nothing can be read; what was decided before is decided.
+            StrandlineError, ApiRejection: a read failed; earlier decisions of this round still
+            stand.
         """
         core, pending, size, read_to_ms = self.core, -1, 0, self._now_ms + ROUND_MS
         while self._outgoing_count < ROUND_MESSAGES and size < ROUND_BYTES:
@@ -556,14 +557,14 @@ class ConsumerRunner:
                 return False
             if pending < 0:
                 pending = await self._buffer.count(self.kept.state.delivered_stream)
-                continue  # something may have come in while they were counted
+                continue  # the state may have changed during the count
             run, is_end = self._buffer.buffered(wanted), False
             if not run.sizes:
                 if self._outgoing and self._now_ms > read_to_ms:
                     return True
                 is_end = await self._read(wanted)
                 if core.wanted() != wanted:
-                    continue  # something came in while it was read
+                    continue  # the state has changed during the read
                 run = self._buffer.buffered(wanted)
             if run.sizes:
                 if self._pacer.is_on:
@@ -582,7 +583,7 @@ class ConsumerRunner:
         return True
 
     def _wanted(self) -> Wanted | None:
-        """Return what to deliver now; None: nothing can be, or nothing may be yet."""
+        """Return what to deliver now; None if nothing can be or may be delivered."""
         if not self._has_ready():
             return None
         if (self._due_ms or self.config.pause_until) and self._held_to_ms > self._now_ms:
@@ -590,7 +591,7 @@ class ConsumerRunner:
         return self.core.wanted()
 
     def _has_ready(self) -> bool:
-        """Return whether the pull that is served next can receive; let others go first if not."""
+        """Return whether a pull's receiver reads; the first such pull is served next."""
         pulls, queue = self.core.pulls, self._push_target[1]
         for _ in range(min(len(pulls), UNREADY_MAX)):
             if self._host.receivers.is_ready(pulls.first.token, queue):
@@ -600,17 +601,17 @@ class ConsumerRunner:
 
     @property
     def _held_to_ms(self) -> float:
-        """The time before which nothing is delivered: it is paused, or the next one comes then."""
+        """The time before which nothing is delivered, because of a pause or the pace."""
         paused_ns = self.paused_ns
         return max(self._due_ms, self._now_ms + paused_ns / NS_PER_MS if paused_ns else 0.0)
 
     def _is_early(self, messages: MessageRun) -> bool:
-        """Return whether the first record has to wait for its time; it is looked at again then."""
+        """Return whether the first record must wait, and note until when."""
         self._due_ms = self._pacer.due_ms(messages.sequences[0], messages.times_ns[0])
         return self._due_ms > self._now_ms
 
     def _decide(self, run: ReadRun, pending: int, *, is_again: bool) -> int:
-        """Let pulls have records; return how many they have got."""
+        """Let the core assign records to pulls; return how many were assigned."""
         sequences, now_ms = run.messages.sequences, self._now_ms
         decided = self.core.deliver(sequences, run.sizes, now_ms)
         self._effects += decided
@@ -626,7 +627,7 @@ class ConsumerRunner:
         return count
 
     async def _read(self, wanted: Wanted) -> bool:
-        """Read what is wanted; return whether there is nothing and that is the end."""
+        """Read what is wanted; return whether the end was reached without a record."""
         if wanted.is_again:
             due = self.core.due(ROUND_MESSAGES)
             unread = await self._buffer.read_again(wanted.sequence, due)
@@ -636,7 +637,7 @@ class ConsumerRunner:
         if passed is None:
             return False
         for sequence in passed.sequences:
-            # Skipped records are never delivered, so the position may follow.
+            # Skipped records are never delivered, so the position may move past them.
             self.core.pass_over(sequence)
         self._buffer.passed(self.core.state.delivered_stream)
         return passed.is_end

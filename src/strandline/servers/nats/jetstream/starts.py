@@ -1,8 +1,9 @@
-"""Finds the position where a new consumer begins; on threads, since files are read.
+"""The position where a new consumer begins; found on threads, since files are read.
 
-Rules: a consumer of the last record per subject begins with the newest record of each subject that
-there is, in their order, and goes on with all records published later. Which ones those are is not
-stored: a new leader finds them again from where the log ended when the consumer was made.
+Rules: a consumer of the last record per subject first gets each subject's newest record of those
+    that
+exist, in their order, and then all records published later. Which records these are is not stored:
+a new leader finds them again, from the end that the log had when the consumer was created.
 """
 
 from array import array
@@ -15,15 +16,15 @@ from strandline.servers.nats.jetstream.records import last_message, tally_subjec
 from strandline.servers.nats.jetstream.times import parse_time
 
 SEQUENCE: Final = "q"
-"""Of eight bytes: there may be millions."""
+"""An item of eight bytes: there may be millions."""
 
 
 class SubjectHeads:
-    """The newest record of each subject, as of some moment.
+    """The newest record of each subject at a certain end of the log.
 
     Args:
-        sequences: theirs, in order.
-        end: the last sequence at that moment.
+        sequences: the records' sequences, in order.
+        end: the last sequence of the log at that moment.
     """
 
     def __init__(self, sequences: "array[int]", end: int) -> None:
@@ -35,20 +36,20 @@ class SubjectHeads:
         return at < len(self._sequences) and self._sequences[at] == sequence
 
     def after(self, sequence: int) -> int | None:
-        """Return the first one after a sequence; None: there is none."""
+        """Return the first of the sequences after a given one; None if there is none."""
         at = bisect_right(self._sequences, sequence)
         return self._sequences[at] if at < len(self._sequences) else None
 
     def count_after(self, sequence: int) -> int:
-        """Return how many there are after a sequence."""
+        """Return how many of the sequences follow a given one."""
         return len(self._sequences) - bisect_right(self._sequences, sequence)
 
 
 def find_heads(partition: Partition, patterns: tuple[str, ...], end: int) -> SubjectHeads:
-    """Return the newest records up to a sequence of all subjects that match.
+    """Return the newest record, up to a sequence, of each matching subject.
 
     Raises:
-        ApiRejection: there is no index of subjects, and more to read than one request may.
+        ApiRejection: there is no subject index, and more would have to be read than the limit.
     """
     tallies = tally_subjects(partition, *patterns, stop=end)
     newest = sorted(each.last + 1 for each in tallies.values())
@@ -56,7 +57,7 @@ def find_heads(partition: Partition, patterns: tuple[str, ...], end: int) -> Sub
 
 
 def start_of(partition: Partition, config: ConsumerConfig) -> int:
-    """Return the sequence before the first record of a new consumer."""
+    """Return the sequence before the first record that a new consumer gets."""
     first, end = partition.log_start_offset, partition.last_stable_offset
     match config.deliver_policy:
         case "new":

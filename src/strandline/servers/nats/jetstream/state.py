@@ -1,8 +1,10 @@
-"""The state of streams: how many records there are and where they begin; on threads.
+"""The state of streams: how many records they have and where they begin; on threads.
 
-Rules: an uncompacted log is dense but for what transactions hide, which its partition counts. The
-batches of a compacted log have gaps, so their headers are read. What a sealed segment holds is
-remembered, and one request reads at most ``COUNT_BYTES_MAX``: a larger log is counted by several.
+Rules: an uncompacted log has a record at every offset, except for those that transactions hide,
+    which
+its partition counts. The batches of a compacted log have gaps, so their headers are read. Counts of
+sealed segments are remembered. One request reads at most ``COUNT_BYTES_MAX``: a larger log is
+counted by several requests.
 """
 
 from typing import Final
@@ -31,7 +33,7 @@ SEGMENTS_MAX: Final = 65_536
 
 
 class StreamState(msgspec.Struct, kw_only=True):
-    """The ``state`` of a stream."""
+    """The ``state`` of a stream in an answer."""
 
     messages: int = 0
     bytes: int = 0
@@ -45,10 +47,9 @@ class StreamState(msgspec.Struct, kw_only=True):
 
 
 def summed_state(states: list[StreamState]) -> StreamState:
-    """Return the state of several partitions together; its sequences are counts.
+    """Return the total state of several partitions; the sequences become counts.
 
-    What they count adds up as in one partition: ``last_seq - first_seq + 1`` messages, but for
-    those that ``num_deleted`` counts.
+    As in one partition, there are ``last_seq - first_seq + 1`` messages, less ``num_deleted``.
     """
     filled = [each for each in states if each.messages]
     begun = [each for each in states if each.last_seq]
@@ -64,7 +65,7 @@ def summed_state(states: list[StreamState]) -> StreamState:
 
 
 class RecordCounter:
-    """Counts the records of partitions, and remembers those of sealed segments."""
+    """A counter of partitions' records that remembers the counts of sealed segments."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[LogId, int, int, int], int] = {}
@@ -73,7 +74,7 @@ class RecordCounter:
         """Return the state of a partition.
 
         Raises:
-            ApiRejection: its records are not counted yet; a repeated request continues.
+            ApiRejection: the count is not complete; a repeated request continues it.
         """
         start, end = partition.log_start_offset, partition.last_stable_offset
         state = StreamState(bytes=partition.log.size_bytes, last_seq=end)
@@ -89,14 +90,14 @@ class RecordCounter:
         return state
 
     def is_dense(self, partition: Partition) -> bool:
-        """Return whether records can be counted without files."""
+        """Return whether records can be counted without reading files."""
         return partition.retention is None and not partition.config.has_gaps
 
     def count(self, partition: Partition, start: int, end: int) -> int:
-        """Return how many records readers see from ``start`` to ``end``.
+        """Return how many records readers see from ``start`` up to ``end``.
 
         Raises:
-            ApiRejection: they are not counted yet; a repeated request continues.
+            ApiRejection: the count is not complete; a repeated request continues it.
         """
         if partition.retention is not None:
             return RetainedSearch(partition.retention, ()).count(start, end)[0]
@@ -123,7 +124,7 @@ class RecordCounter:
 
 
 def _count_offsets(partition: Partition, start: int, end: int) -> int:
-    """Count the records of some offsets one by one."""
+    """Count the records in a range of offsets one by one."""
     cursor, count = open_cursor(partition, start, end, columns=["offset"]), 0
     while cursor.has_more:
         count += sum(batch.num_rows for batch, _ in cursor.read())
@@ -131,7 +132,7 @@ def _count_offsets(partition: Partition, start: int, end: int) -> int:
 
 
 def _count_segment(partition: Partition, segment: Segment) -> int:
-    """Count the records of a whole segment by the headers of its batches."""
+    """Count the records of a whole segment by its batches' headers."""
     index = partition.transaction_index
     counts = always_counts if index is None else index.counts
     count, offset, end = 0, segment.base_offset, Offset(segment.next_offset)
@@ -140,6 +141,6 @@ def _count_segment(partition: Partition, segment: Segment) -> int:
         for piece in visible_stretches(memoryview(found.buffer), counts):
             count += sum(read_header(piece, at).record_count for at, _ in walk(piece))
         if found.next_offset <= offset:
-            break  # it was truncated meanwhile
+            break  # the segment has been truncated
         offset = found.next_offset
     return count

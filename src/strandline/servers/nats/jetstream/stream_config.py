@@ -1,10 +1,10 @@
-"""Streams' settings, from JetStream's to ours and back. Pure.
+"""Settings of streams, converted between JetStream's and Strandline's. Pure.
 
-Rules: an answer shows the effective settings, not the request's. A setting that a stream here
-cannot have is rejected by its name, unless it is empty: zero, null, false and empty mean the same.
-Settings that are always in force (``allow_direct``, ``deny_delete``, and with a limit for each
-subject ``allow_rollup_hdrs``) may be asked for or not.
-Unknown settings are ignored, as nats-server does outside of its strict mode.
+Rules: an answer shows the effective settings, not the requested ones. A setting that a stream here
+cannot have is rejected by name, unless it is empty: zero, null, false and an empty value mean the
+same. Settings that always apply (``allow_direct``, ``deny_delete``, and with a limit for each
+subject ``allow_rollup_hdrs``) may be requested or not. Unknown settings are ignored, as nats-server
+does unless it is in strict mode.
 """
 
 import re
@@ -27,10 +27,10 @@ from strandline.servers.nats.jetstream.views import JetStreamView, shown_name
 NAME_BYTES_MAX: Final = 255
 AGE_NS_MIN: Final = 100 * NS_PER_MS
 WINDOW_NS: Final = 120_000 * NS_PER_MS
-"""How long message ids are remembered, unless a request says so."""
+"""How long message ids are remembered by default."""
 UNLIMITED: Final = -1
 OWN_METADATA: Final = ("strandline.", "_nats.")
-"""Metadata that an answer may have carried, and a client sends back."""
+"""Prefixes of metadata that answers add and clients may send back."""
 _NAME: Final = re.compile(r"[^\s.*>/\\]+")
 HISTORY: Final = " (a bucket's history)"
 UNSUPPORTED: Final = (
@@ -51,7 +51,7 @@ UNSUPPORTED: Final = (
     "allow_batched",
     "persist_mode",
 )
-"""Settings that mean something here only when they ask for nothing."""
+"""Settings that are accepted only if they are empty."""
 
 _Whole = Int64 | None
 
@@ -101,7 +101,7 @@ class StreamConfigRequest(msgspec.Struct, frozen=True):
 
 
 class JetStreamConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A stream's effective configuration, in JetStream's words."""
+    """A stream's effective configuration, with JetStream's names."""
 
     name: str
     subjects: tuple[str, ...]
@@ -132,11 +132,11 @@ class JetStreamConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def jetstream_config(config: StreamConfig, view: JetStreamView | None = None) -> JetStreamConfig:
-    """Return a stream's settings in JetStream's words.
+    """Return a stream's settings with JetStream's names.
 
     Args:
         config: the settings.
-        view: what is shown of it; None: a stream of one partition, which need not exist.
+        view: the view to show; None: a stream of one partition, which need not exist.
     """
     metadata: dict[str, str] = {"strandline.acks": config.acks_in_force}
     if view is not None and len(view.stream.partitions) > 1:
@@ -162,24 +162,24 @@ def jetstream_config(config: StreamConfig, view: JetStreamView | None = None) ->
 
 
 def is_bucket(config: StreamConfig) -> bool:
-    """Return whether key-value clients made a stream; they ask for ``discard: new``.
+    """Return whether a key-value client created a stream; it then asks for ``discard: new``.
 
-    Without limits of the whole stream, that is the same as ``old``.
+    Without limits for the whole stream, that is equal to ``old``.
     """
     bucket = config.name.removeprefix("KV_")
     return bucket != config.name and config.subject == f"$KV.{bucket}.>"
 
 
 def _ns(duration_ms: int) -> int:
-    """Return a duration in nanoseconds, which clients read as an int64."""
+    """Return a duration in nanoseconds, limited to what clients can read as int64."""
     return min(duration_ms * NS_PER_MS, INT64_MAX)
 
 
 def stream_config(request: StreamConfigRequest, *, is_cluster: bool) -> StreamConfig:
-    """Return the settings of a stream that a request asks for.
+    """Return the settings of the stream that a request asks for.
 
     Raises:
-        ApiRejection: no stream here can be as asked; the error names the setting.
+        ApiRejection: a stream here cannot have a setting, which the error names.
     """
     _check_name(request.name)
     _check_supported(request)
@@ -204,7 +204,7 @@ def stream_config(request: StreamConfigRequest, *, is_cluster: bool) -> StreamCo
         name=request.name.replace("=", "."),
         subject=subject,
         replicas=replicas,
-        min_isr=replicas // 2 + 1,  # as many as JetStream waits for
+        min_isr=replicas // 2 + 1,  # the number of replicas for which JetStream waits
         pub_ack=not request.no_ack,
         retention_records=_limit(request.max_msgs),
         retention_bytes=_limit(request.max_bytes),
@@ -249,8 +249,8 @@ def _check_supported(request: StreamConfigRequest) -> None:
     if not _limit(request.max_msgs_per_subject):
         if request.allow_rollup_hdrs:
             reject_config("allow_rollup_hdrs needs max_msgs_per_subject")
-        # nats.py asks for it whenever it creates a bucket. The answer says that it is not in force,
-        # and a publish with a TTL is rejected.
+        # nats.py requests it for every new bucket. The answer shows that it is off, and a publish
+        # with a TTL is rejected.
         if request.allow_msg_ttl:
             reject_config("allow_msg_ttl is not supported; leave it out")
     for field in ("max_msg_size", "max_consumers"):
@@ -269,19 +269,19 @@ def _check_supported(request: StreamConfigRequest) -> None:
 
 
 def is_asking(value: object) -> bool:
-    """Return whether a setting asks for something."""
+    """Return whether a setting is not empty, so that it asks for something."""
     if isinstance(value, dict):
         return any(map(is_asking, value.values()))
     return bool(value) and value != ZERO_TIME
 
 
 def _limit(value: int | None) -> int:
-    """Return a limit; 0 for none, which requests write as 0, as -1, or not at all."""
+    """Return a limit; 0 for none, which requests write as 0, as -1 or leave out."""
     return max(0, value or 0)
 
 
 def _window_ns(request: StreamConfigRequest) -> int:
-    """Return for how long message ids are remembered."""
+    """Return how long message ids are to be remembered."""
     window_ns, age_ns = _limit(request.duplicate_window), _limit(request.max_age)
     if not window_ns:
         return min(WINDOW_NS, age_ns or WINDOW_NS)

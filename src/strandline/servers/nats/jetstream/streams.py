@@ -79,9 +79,9 @@ from strandline.types import Offset
 NAMES_PER_PAGE: Final = 1024
 STREAMS_PER_PAGE: Final = 256
 STATE_BYTES: Final = 16 << 10
-"""Of an answer with subjects, besides those: a stream's settings and state; generous."""
+"""A generous size of an answer without its subjects: a stream's settings and state."""
 COUNT_BYTES: Final = 22
-"""Of a subject's count, and what is around it, at most."""
+"""The largest size of a subject's count in an answer, with separators."""
 FIXED: Final = (
     "the settings of a stream are fixed when it is created; ask for those it has, or create another"
 )
@@ -116,18 +116,18 @@ class _PurgeRequest(msgspec.Struct, frozen=True):
 
 
 class _StateAnswer(msgspec.Struct, frozen=True):
-    """The part of another broker's answer to STREAM.INFO that is passed on."""
+    """The part that is used of another broker's answer to STREAM.INFO."""
 
     state: StreamState
 
 
 class StreamCalls:
-    """The operations on streams.
+    """The stream operations.
 
     Args:
-        api: finds streams, and answers.
+        api: finds streams, and answers requests.
         config: the broker's settings.
-        consumers: the consumers of these streams.
+        consumers: the consumers of the streams.
     """
 
     def __init__(self, api: JetStreamApi, config: BrokerConfig, consumers: ConsumerCalls) -> None:
@@ -154,7 +154,7 @@ class StreamCalls:
     # All streams
 
     def _views(self, pattern: str | None = None) -> list[JetStreamView]:
-        """Return the streams, by name; with a pattern those whose subjects overlap it."""
+        """Return the streams by name, if given a pattern those whose subjects overlap it."""
         return [
             view
             for stream in self._broker.streams()
@@ -180,7 +180,7 @@ class StreamCalls:
         )
 
     def _page(self, request: ApiRequest, size: int) -> tuple[list[JetStreamView], dict[str, int]]:
-        """Return a page of the streams, and the fields that say which."""
+        """Return a page of the streams, and the fields that describe the page."""
         body = request.body(_PageRequest)
         if body.subject:
             check_pattern(body.subject)
@@ -209,7 +209,7 @@ class StreamCalls:
     # One stream
 
     def _shown(self, view: JetStreamView, state: StreamState) -> dict[str, Any]:
-        """Return a stream as answers show it."""
+        """Return the description of a stream for an answer."""
         return {
             "config": jetstream_config(view.stream.config, view),
             "created": format_time(view.stream.created_ns),
@@ -218,10 +218,10 @@ class StreamCalls:
         }
 
     async def _state(self, view: JetStreamView) -> StreamState:
-        """Return the state of a stream; other brokers are asked for partitions they lead.
+        """Return the state of a stream; ask other brokers for the partitions that they lead.
 
         Raises:
-            ApiRejection: one of them does not answer.
+            ApiRejection: another broker does not answer.
         """
         if not view.partitions[0].is_led:
             return await self._state_elsewhere(view)
@@ -236,14 +236,14 @@ class StreamCalls:
         return state
 
     async def _known_state(self, view: JetStreamView) -> StreamState | None:
-        """Return the state of a stream, or None if it cannot be had now."""
+        """Return the state of a stream; None if it is not available now."""
         try:
             return await self._state(view)
         except (ApiRejection, UnavailableError, UnknownStreamError):
-            return None  # the answer names it as missing, as JetStream does
+            return None  # the answer lists the stream as missing, as JetStream does
 
     async def _state_elsewhere(self, view: JetStreamView) -> StreamState:
-        """Ask the broker that leads a stream."""
+        """Return the state of a stream from the broker that leads it."""
         try:
             async with asyncio.timeout(PEER_TIMEOUT_S):
                 answer = await self._api.ask_others(f"STREAM.INFO.{view.name}")
@@ -282,18 +282,18 @@ class StreamCalls:
         return request.answer(**self._shown(existing, state), did_create=True)
 
     def _asked(self, request: ApiRequest) -> StreamConfig:
-        """Return the settings that a request asks for."""
+        """Return the settings that a request asks for, checked."""
         body = request.body(StreamConfigRequest)
         if body.name != request.call.stream:
             reject(STREAM_MISMATCH)
         config = stream_config(body, is_cluster=self._config.cluster.is_on)
         if self._config.auth.enabled and is_reserved(config.subject) and not is_bucket(config):
-            # The permission to ask covers every subject but NATS' own, and a bucket's own.
+            # The permission to create covers every subject except NATS' own and those of buckets.
             reject_config(f"subject {config.subject!r} is NATS' own")
         return config
 
     def _check_overlap(self, config: StreamConfig) -> None:
-        """Reject a stream whose subjects another one acknowledges, too."""
+        """Reject a stream if another stream also acknowledges publishes to its subjects."""
         if self._broker.routes.answering_beside(Stream(config, 0, [])):
             reject(SUBJECTS_OVERLAP)
 
@@ -303,7 +303,7 @@ class StreamCalls:
             reject(NO_PEERS)
         try:
             return JetStreamView(await self._broker.create_stream(config), 0)
-        except StreamExistsError:  # somebody else's request came first
+        except StreamExistsError:  # another request created it first
             return JetStreamView(self._broker.stream(config.name), 0)
 
     async def _update(self, request: ApiRequest) -> ApiReply:
@@ -353,7 +353,7 @@ class StreamCalls:
         return request.answer(success=True, purged=purged)
 
     async def _purge_some(self, partition: Partition, body: _PurgeRequest) -> int:
-        """Remove records of some subjects; return how many."""
+        """Remove records of the matching subjects; return their number."""
         if partition.retention is None:
             reject_purge("a filter is supported in streams with max_msgs_per_subject only")
         pattern, end = body.filter or ">", partition.last_stable_offset
@@ -390,10 +390,10 @@ class StreamCalls:
         return direct_reply(request, body, await self._message(request, body))
 
     async def _partition(self, request: ApiRequest) -> Partition:
-        """Return the partition of a request for records, once all acknowledged ones are known."""
+        """Return the partition that a request reads, once its leader knows its end."""
         is_seen = self._config.auth.enabled and request.link.is_shared
         if is_seen and not is_private(request.reply):
-            reject(PUBLIC_INBOX)  # everybody may subscribe there
+            reject(PUBLIC_INBOX)  # every client may subscribe to such an inbox
         view = self._api.view(request)
         if not view.is_exact:
             reject(BAD_REQUEST, _several(view))
@@ -405,7 +405,7 @@ class StreamCalls:
         """Return the message that a request asks for.
 
         Raises:
-            ApiRejection: there is none, or the request contradicts itself.
+            ApiRejection: there is no such message, or the request contradicts itself.
         """
         partition = await self._partition(request)
         match body:
@@ -427,13 +427,13 @@ class StreamCalls:
         return found
 
     async def _at(self, partition: Partition, offset: int) -> StoredMessage | None:
-        """Return the message at an offset; a thread reads it only if that takes long."""
+        """Return the message at an offset; use a thread only if reading may take long."""
         if is_at_hand(partition, offset):
             return message_at(partition, offset)
         return await self._api.on_thread(message_at, partition, offset)
 
     async def _last(self, partition: Partition, pattern: str) -> StoredMessage | None:
-        """Return the last message of a pattern; a thread looks for it only if that takes long."""
+        """Return the last message for a pattern; use a thread only if searching may take long."""
         offset = last_at_hand(partition, pattern)
         if offset is None:
             return await self._api.on_thread(last_message, partition, pattern)
@@ -441,7 +441,7 @@ class StreamCalls:
 
 
 def _page_of(names: list[str], bytes_max: int) -> list[str]:
-    """Return as many names as fit into an answer with their counts; clients ask for the others."""
+    """Return the first names that fit into an answer with their counts."""
     sizes = (len(msgspec.json.encode(name)) + COUNT_BYTES for name in names)
     room = bytes_max - STATE_BYTES
     return list(compress(names, takewhile(room.__ge__, accumulate(sizes))))
@@ -453,6 +453,6 @@ def _message_from(partition: Partition, text: str) -> StoredMessage | None:
 
 
 def _several(view: JetStreamView) -> str:
-    """Return why something is only possible in one of a stream's partitions."""
+    """Return the error text for an operation that is possible for single partitions only."""
     count = len(view.stream.partitions)
     return f"stream has {count} partitions: use {view.name}:0 to {view.name}:{count - 1}"

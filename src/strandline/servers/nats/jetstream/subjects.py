@@ -1,7 +1,8 @@
 """Subjects of the JetStream API: the operation, and its stream and consumer. Pure.
 
-Rules: operations are told apart first, so a stream may have the name of one. A subject that is no
-operation known here, or lacks a name, is an operation without a name of its own.
+Rules: the operation is recognised first, so a stream may have the name of an operation. A subject
+    with
+an unknown operation, or without a required name, gives a call with an empty operation.
 """
 
 from typing import Final, NamedTuple
@@ -10,7 +11,7 @@ PREFIX: Final = "$JS.API."
 ACK_PREFIX: Final = "$JS.ACK."
 FLOW_PREFIX: Final = "$JS.FC."
 GROUP_PREFIX: Final = "js/"
-"""Of the names of consumers' groups: ``js/stream/consumer``."""
+"""The prefix of the names of groups that store consumers: ``js/stream/consumer``."""
 ACK_TOKENS: Final = 7
 FLOW_TOKENS: Final = 3
 DIGITS_MAX: Final = 20
@@ -26,21 +27,21 @@ class Operation(NamedTuple):
     takes_subject: bool = False
     """Whether a subject may follow the names."""
     answer: str = ""
-    """The name in its answer's type, if it is not the operation's."""
+    """The name in the answer's type, if it is not derived from the operation."""
 
 
 class ApiCall(NamedTuple):
-    """A subject of the API, taken apart."""
+    """A parsed subject of the API."""
 
     operation: str
-    """Such as ``STREAM.CREATE``; empty: none that is known here."""
+    """The operation, such as ``STREAM.CREATE``; empty if it is unknown."""
     stream: str = ""
     consumer: str = ""
     subject: str = ""
 
     @property
     def answer_type(self) -> str:
-        """The ``type`` of its answer."""
+        """The ``type`` of the answer."""
         known = OPERATIONS.get(self.operation)
         name = "error" if known is None else known.answer or known.name
         return f"{TYPE_PREFIX}{name.lower().replace('.', '_')}_response"
@@ -68,14 +69,14 @@ OPERATIONS: Final = {
         Operation("CONSUMER.NAMES", 1, 1),
         Operation("CONSUMER.LIST", 1, 1),
         Operation("CONSUMER.MSG.NEXT", 2, 2),
-        Operation("STRANDLINE.READ", 1, 1),  # of other brokers
+        Operation("STRANDLINE.READ", 1, 1),  # for other brokers
     )
 }
-"""By name."""
+"""Name → operation."""
 
 
 class AckSubject(NamedTuple):
-    """The reply subject of a delivered record, taken apart."""
+    """The parsed reply subject of a delivered record."""
 
     stream: str
     consumer: str
@@ -91,7 +92,7 @@ def format_ack(ack: AckSubject, *, time_ns: int, pending: int) -> str:
 
 
 def parse_ack(subject: str) -> AckSubject | None:
-    """Parse the subject of an acknowledgement; None: it is not one."""
+    """Parse the subject of an acknowledgement; return None if it is not one."""
     tokens = subject.removeprefix(ACK_PREFIX).split(".")
     if len(tokens) != ACK_TOKENS:
         return None
@@ -102,7 +103,7 @@ def parse_ack(subject: str) -> AckSubject | None:
 
 
 def parse_ack_names(beginning: str) -> tuple[str, str] | None:
-    """Return the stream and consumer that the subjects of acknowledgements begin with, if any."""
+    """Parse stream and consumer from the prefix of acknowledgements' subjects; None if invalid."""
     names = beginning.removeprefix(ACK_PREFIX).split(".")
     is_one = beginning.startswith(ACK_PREFIX) and len(names) == 2 and all(names)
     return (names[0], names[1]) if is_one else None
@@ -114,13 +115,13 @@ def format_flow(stream: str, consumer: str, request: str) -> str:
 
 
 def parse_flow(subject: str) -> tuple[str, str] | None:
-    """Return the stream and consumer that an answer to flow control is for, if it is one."""
+    """Parse stream and consumer from the subject of an answer to flow control; None if invalid."""
     tokens = subject.removeprefix(FLOW_PREFIX).split(".")
     return (tokens[0], tokens[1]) if len(tokens) == FLOW_TOKENS else None
 
 
 def parse_subject(subject: str) -> ApiCall:
-    """Take a subject below ``PREFIX`` apart."""
+    """Parse a subject below ``PREFIX``."""
     tokens = subject.removeprefix(PREFIX).split(".")
     for length in (3, 2, 1):  # the longest first: ``STREAM.MSG.GET`` before ``STREAM.MSG``
         operation = OPERATIONS.get(".".join(tokens[:length]))

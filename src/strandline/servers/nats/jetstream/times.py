@@ -10,7 +10,7 @@ from strandline.types import TimestampNs
 NS_PER_S: Final = 1_000_000_000
 NS_PER_MS: Final = 1_000_000
 ZERO_TIME: Final = "0001-01-01T00:00:00Z"
-"""Go's time of nothing."""
+"""Go's zero time."""
 SECONDS_LENGTH: Final = len("0001-01-01T00:00:00")
 _TIME: Final = re.compile(
     r"(\d{4})-(\d\d)-(\d\d)[Tt ](\d\d):(\d\d):(\d\d)(?:\.(\d{1,12}))?"
@@ -20,7 +20,7 @@ _TIME: Final = re.compile(
 
 
 def format_time(time_ns: int) -> str:
-    """Return a Unix time in nanoseconds as Go does: without zeros at the end."""
+    """Return a Unix time in nanoseconds in Go's format, without trailing zeros."""
     seconds, fraction = divmod(time_ns, NS_PER_S)
     text = datetime.fromtimestamp(seconds, UTC).isoformat()[:SECONDS_LENGTH]
     digits = f"{fraction:09}".rstrip("0")
@@ -31,7 +31,7 @@ def parse_time(text: str) -> TimestampNs:
     """Return the Unix time in nanoseconds.
 
     Raises:
-        ValueError: it is not a time.
+        ValueError: the text is not a time.
     """
     found = _TIME.fullmatch(text)
     if found is None:
@@ -43,7 +43,7 @@ def parse_time(text: str) -> TimestampNs:
     if sign:
         ahead = int(hours) * 3600 + int(minutes) * 60
         seconds -= ahead if sign == "+" else -ahead
-        datetime.fromtimestamp(seconds, UTC)  # or no year has it
+        datetime.fromtimestamp(seconds, UTC)  # raises if the year is out of range
     nanoseconds = int(((fraction or "") + "0" * 9)[:9])
     return TimestampNs(seconds * NS_PER_S + nanoseconds)
 

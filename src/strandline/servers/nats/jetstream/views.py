@@ -1,8 +1,8 @@
-"""Names of streams in the JetStream API, and the streams and partitions they stand for.
+"""Names of streams in the JetStream API, and the streams and partitions that they mean.
 
-A stream of one partition has its own name. One of several has its name, which stands for all of
-them, and ``name:0``, ``name:1`` and so on for each. JetStream allows no ``.`` in a name: it is
-shown as ``=``, which no name here contains.
+A stream of one partition has its own name. For a stream of several partitions, its name means all
+of them, and ``name:0``, ``name:1`` and so on mean one each. JetStream does not allow ``.`` in a
+name. So it is shown as ``=``, which no name here contains.
 """
 
 from collections.abc import Iterator
@@ -16,11 +16,11 @@ DIGITS_MAX: Final = 6
 
 
 class JetStreamView(NamedTuple):
-    """A stream of the JetStream API."""
+    """A stream as the JetStream API shows it."""
 
     stream: Stream
     number: int | None = None
-    """The partition; None: all of several."""
+    """The partition's number; None: all of several partitions."""
 
     @property
     def name(self) -> str:
@@ -31,24 +31,24 @@ class JetStreamView(NamedTuple):
 
     @property
     def partitions(self) -> list[Partition]:
-        """The partitions that it stands for."""
+        """The partitions that the view comprises."""
         if self.number is None:
             return self.stream.partitions
         return [self.stream.partitions[self.number]]
 
     @property
     def is_exact(self) -> bool:
-        """Whether it is one partition, whose sequences are addresses."""
+        """Whether it is one partition, so that a sequence identifies a record."""
         return self.number is not None
 
 
 def shown_name(name: str) -> str:
-    """Return a stream's name as clients of JetStream can write it."""
+    """Return a stream's name in the form that JetStream's clients accept."""
     return name.replace(".", "=")
 
 
 def names_of(name: str, partitions: int) -> Iterator[str]:
-    """Yield every name by which clients know a stream."""
+    """Yield all names by which clients know a stream."""
     shown = shown_name(name)
     yield shown
     if partitions > 1:
@@ -56,18 +56,18 @@ def names_of(name: str, partitions: int) -> Iterator[str]:
 
 
 def split_name(name: str) -> tuple[str, int | None]:
-    """Return a stream's name here and the number of its partition, if a client's name has one."""
+    """Return the stream's own name and the partition's number, if the client's name has one."""
     base, colon, number = name.rpartition(":")
     if not colon:
         return name.replace("=", "."), None
     is_number = number.isascii() and number.isdigit() and len(number) <= DIGITS_MAX
-    if not is_number or str(int(number)) != number:  # one name for a partition: no "00"
+    if not is_number or str(int(number)) != number:  # a partition has one name only: not "00"
         return "", None
     return base.replace("=", "."), int(number)
 
 
 def view_of(stream: Stream, number: int | None) -> JetStreamView | None:
-    """Return the view of the stream that a client's name stands for, or None."""
+    """Return the view that the number in a client's name means; None if there is none."""
     count = len(stream.partitions)
     if is_internal(stream.name):
         return None
@@ -79,7 +79,7 @@ def view_of(stream: Stream, number: int | None) -> JetStreamView | None:
 
 
 def views_of(stream: Stream) -> Iterator[JetStreamView]:
-    """Yield every view of a stream."""
+    """Yield all views of a stream."""
     if is_internal(stream.name):
         return
     if len(stream.partitions) > 1:

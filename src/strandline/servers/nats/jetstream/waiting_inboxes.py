@@ -1,8 +1,8 @@
 """The inboxes of a consumer's waiting pulls, and which of them have lost their receivers.
 
-Rules: clients subscribe and unsubscribe all the time, and most of it concerns no waiting pull. So
-the inboxes are sorted, and only those are looked at that a changed subject or pattern covers.
-Inboxes of pulls that have ended stay in the list until there are more of them than of others.
+Rules: clients subscribe and unsubscribe all the time, and usually that concerns no waiting pull. So
+the inboxes are sorted, and only those are checked to which a changed subject or pattern applies.
+Inboxes of ended pulls stay in the list until they are the majority.
 """
 
 from bisect import bisect_left, insort
@@ -13,7 +13,7 @@ from strandline.core.consumers.pulls import PullQueue
 
 OUTDATED_MIN: Final = 1_000
 AFTER_DOT: Final = b"/"
-"""The byte that follows a dot: what begins with ``a.`` sorts before ``a/``."""
+"""The byte after a dot: all texts that begin with ``a.`` sort before ``a/``."""
 
 
 class InterestView(Protocol):
@@ -29,10 +29,10 @@ class InterestView(Protocol):
 
 
 class WaitingInboxes:
-    """The inboxes of a queue of pulls.
+    """The inboxes of the pulls in a queue.
 
     Args:
-        leaf: knows who receives.
+        leaf: knows the receivers of inboxes.
         pulls: the queue; a pull's token is its inbox.
     """
 
@@ -42,14 +42,14 @@ class WaitingInboxes:
         self._sorted: list[bytes] = []
         self._known: set[bytes] = set()
         self._seen: set[bytes] = set()
-        """Those that were seen to have a receiver."""
+        """Inboxes that had a receiver when they were last checked."""
 
     def add(self, inbox: bytes) -> None:
-        """Add the inbox of a pull that waits now."""
+        """Add the inbox of a new waiting pull."""
         if self._leaf.has_interest(inbox):
             self._seen.add(inbox)
         else:
-            self._seen.discard(inbox)  # the receiver of an earlier pull
+            self._seen.discard(inbox)  # an earlier pull had a receiver, this one has none yet
         if inbox in self._known:
             return
         self._known.add(inbox)
@@ -60,10 +60,10 @@ class WaitingInboxes:
             self._seen &= self._known
 
     def lost(self, changed: Collection[bytes] | None) -> list[bytes]:
-        """Return those whose receivers are gone.
+        """Return the inboxes of waiting pulls whose receivers are gone.
 
         Args:
-            changed: subjects and patterns that have gained or lost receivers; None: any may have.
+            changed: subjects and patterns whose receivers have changed; None: any may have.
         """
         lost = []
         for inbox in self._concerned(changed):

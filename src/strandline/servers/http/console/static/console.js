@@ -1,8 +1,8 @@
-// The console's script. Every page works without it, but does not update itself then.
+// The console's script. Without it every page works, but does not update itself.
 "use strict";
 
-// Make an element's content that of another, changing only what differs: what has the keyboard's
-// focus, is opened or is selected stays as it is.
+// Replace an element's content by another's, changing only what differs, so that the keyboard's focus,
+// opened details and the selection stay.
 function morph(old, fresh) {
   const kept = [...old.childNodes];
   const wanted = [...fresh.childNodes];
@@ -52,7 +52,7 @@ function status(text) {
   if (line && line.textContent !== text) line.textContent = text;
 }
 
-// Pages with live regions ask again, less often where an answer takes long.
+// Reload live regions regularly, less often if an answer takes long.
 async function follow() {
   let pause = 2000;
   for (;;) {
@@ -71,7 +71,7 @@ async function follow() {
   }
 }
 
-// A form that searches does so while one types.
+// Search while the user types.
 function searchWhileTyping(form) {
   let timer = 0;
   const search = async () => {
@@ -85,7 +85,7 @@ function searchWhileTyping(form) {
   });
 }
 
-// The live tail: asks for records after those that are shown.
+// The live tail: fetch the records after those shown.
 function tail(table) {
   const rows = table.tBodies[0];
   const button = document.querySelector("#tail-pause");

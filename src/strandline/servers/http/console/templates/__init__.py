@@ -1,7 +1,7 @@
 """The console's templates, and their rendering with jinja2.
 
-Rules: every value is escaped unless it is marked as safe, which only our own SVG is. A template
-that names a value which a page does not give is an error.
+Rules: every value is escaped unless it is marked as safe, which only the SVG drawn here is. A
+template that uses a value which its page does not pass is an error.
 """
 
 import json
