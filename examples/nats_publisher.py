@@ -1,4 +1,4 @@
-"""Publish with stock nats-py so that each record is stored once, through lost acks and leaders.
+"""Publish with stock nats-py so that each record is stored once, also if acks or leaders are lost.
 
 A publish that is not acknowledged is sent again with the same Nats-Msg-Id. If the first one was
 stored, the leader recognizes the id and acknowledges it again. Sending one record after the other

@@ -20,7 +20,7 @@ async def main(url: str) -> None:
 
     billing = await js.pull_subscribe("orders.>", durable="billing", stream="orders")
     for message in await billing.fetch(3, timeout=5):
-        await message.ack_sync()  # answered when it is stored: it will not come again
+        await message.ack_sync()  # returns once the ack is stored, so no redelivery
         print(f"billed: {message.data.decode()}")
 
     prices = await js.create_key_value(bucket="prices")

@@ -137,10 +137,10 @@ class Telemetry:
 
     # Quotas; only for principals that have one.
     quota_published_bytes: dict[str, int] = labelled(
-        "counter", "principal", "Bytes published by a principal with such a quota."
+        "counter", "principal", "Bytes published by a principal with a quota of published bytes."
     )
     quota_read_bytes: dict[str, int] = labelled(
-        "counter", "principal", "Bytes delivered to a principal with such a quota."
+        "counter", "principal", "Bytes delivered to a principal with a quota of read bytes."
     )
     quota_wait_seconds: dict[str, float] = labelled(
         "counter", "principal", "Time for which a quota delayed a principal."
@@ -152,7 +152,7 @@ class Telemetry:
     )
 
     # The group commit, the journal, the disk.
-    group_commits: int = counter("Group commits that stored something.")
+    group_commits: int = counter("Group commits that stored records.")
     commit_records: Histogram = histogram("Records stored by one group commit.", RECORDS_BUCKETS)
     commit_bytes: Histogram = histogram(
         "Bytes of batches stored by one group commit.", BYTES_BUCKETS
@@ -177,7 +177,7 @@ class Telemetry:
     compaction_records: int = counter("Records removed by compaction.")
 
     # Output.
-    reads: int = counter("Reads answered, a follow counted once per delivery.")
+    reads: int = counter("Reads answered; a read that follows counts once for each delivery.")
     read_records: int = counter("Records delivered to readers, local reads not counted.")
     read_bytes: int = counter("Bytes of batches delivered to readers.")
 
@@ -209,7 +209,9 @@ class Telemetry:
         "gauge", "broker", "Records of partitions led here that a broker's replicas lack."
     )
     replica_lag_bytes: dict[str, int] = labelled(
-        "gauge", "broker", "Their approximate bytes, never fewer than are missing."
+        "gauge",
+        "broker",
+        "Approximate bytes of the records that a broker's replicas lack, never too few.",
     )
     leader_elections: int = counter("Leaderships that began here.")
     isr_shrinks: int = counter("Replicas of partitions led here that fell out of sync.")
@@ -315,7 +317,7 @@ def _sampled(
         yield family
 
 
-INFO_HELP = "Always 1; the label holds the version of the broker."
+INFO_HELP = "Always 1; the label has the version of the broker."
 PARTITION_METRICS = {
     "log_start_offset": "First offset kept in the partition.",
     "high_watermark": "First offset that is not committed.",
@@ -323,8 +325,8 @@ PARTITION_METRICS = {
 }
 GROUP_METRICS = {
     "position": "Committed offset of the group.",
-    "lag_records": "Offsets between the committed offset and the high watermark; 0 beyond it.",
-    "oldest_unread_seconds": "Age of the first record between them; 0 if there is none.",
+    "lag_records": "Offsets from the committed offset to the high watermark; 0 if it is beyond.",
+    "oldest_unread_seconds": "Age of the oldest record at or after the committed offset; 0 if none.",
 }
 METRICS = tuple(field for field in dataclasses.fields(Telemetry) if "kind" in field.metadata)
 

@@ -37,7 +37,7 @@ func main() {
 	batch, err := billing.Fetch(3, jetstream.FetchMaxWait(5*time.Second))
 	check(err)
 	for message := range batch.Messages() {
-		check(message.DoubleAck(ctx)) // answered when it is stored: it will not come again
+		check(message.DoubleAck(ctx)) // returns once the ack is stored, so no redelivery
 		fmt.Printf("billed: %s\n", message.Data())
 	}
 

@@ -17,7 +17,7 @@ for (let number = 1; number <= 3; number++) {
 await manager.consumers.add("orders", { durable_name: "billing", ack_policy: "explicit" });
 const billing = await js.consumers.get("orders", "billing");
 for await (const message of await billing.fetch({ max_messages: 3, expires: 5_000 })) {
-  await message.ackAck(); // answered when it is stored: it will not come again
+  await message.ackAck(); // returns once the ack is stored, so no redelivery
   console.log(`billed: ${message.string()}`);
 }
 

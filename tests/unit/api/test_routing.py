@@ -26,6 +26,11 @@ def test_a_wildcard_stream_has_a_plain_default_subject(pattern, subject):
     assert default_subject(pattern) == subject
 
 
+def test_the_hash_of_a_key_stays_the_same():
+    """CRC-32, by its published check value: another hash would split the records of each key."""
+    assert partition_of(b"123456789", 10_000) == 0xCBF43926 % 10_000
+
+
 def test_subject_rule_goes_by_subject():
     """The partition is the same as for publishes through NATS, for any key."""
     assert router("subject").of_record(b"k", "s.x", None) == partition_of(b"s.x", 5)

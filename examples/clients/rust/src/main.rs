@@ -26,7 +26,7 @@ async fn main() -> Result<(), async_nats::Error> {
     let mut batch = billing.fetch().max_messages(3).messages().await?;
     while let Some(message) = batch.next().await {
         let message = message?;
-        message.double_ack().await?; // answered when it is stored: it will not come again
+        message.double_ack().await?; // returns once the ack is stored, so no redelivery
         println!("billed: {}", String::from_utf8_lossy(&message.payload));
     }
 

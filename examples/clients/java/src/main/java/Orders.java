@@ -26,7 +26,7 @@ public final class Orders {
       try (var billing = connection.getConsumerContext("orders", "billing").fetchMessages(3)) {
         Message message;
         while ((message = billing.nextMessage()) != null) {
-          // Answered when it is stored: it will not come again.
+          // Returns once the ack is stored, so no redelivery.
           message.ackSync(Duration.ofSeconds(5));
           System.out.println("billed: " + new String(message.getData()));
         }
