@@ -197,7 +197,7 @@ class ReadCalls(ABC):
         The broker selects the columns of the query, and filters by the conditions of its predicates
         on subject, key, timestamp, partition and offset. Each collect reads what is committed then.
         ``subject`` is plain text, ``partition`` is always a column, and ``value`` has the stored
-        bytes, whatever the schema of the stream: for decoded columns use ``strandline.table``, which
+        bytes, whatever the schema of the stream. For decoded columns use ``strandline.table``: it
         reads a load's table and the records that are not loaded yet. Needs ``strandline[polars]``.
 
         Args:
