@@ -39,7 +39,7 @@ def test_a_stream_is_a_name_in_sql(spark, log):
     assert described["value"] == "binary"
     log.client.append_batch(stream, pa.table({"value": [b"3"]}))
     assert spark.sql(f"SELECT count(*) FROM {names[0]}").collect()[0][0] == 2, "docs/spark.md"
-    register_views(spark, log.server, pattern=stream)
+    register_views(spark, log.server, pattern=stream, options={"endingOffsets": "latest"})
     other = spark.newSession()
     assert other.sql(f"SELECT count(*) FROM {names[0]}").collect()[0][0] == 3
     with pytest.raises(InvalidConfigError, match="startingOffsets"):

@@ -65,6 +65,13 @@ def test_the_state_is_rewritten_when_entries_are_many_more(early):
     assert log.taken() == [Forget(4)]
     log.rewrite_if_due()
     assert log.taken() == [], "not again at once"
+    for _ in range(3):
+        log.store(5)
+        log.rewrite_if_due()
+    assert log.taken() == [Store(5, 5), Store(6, 5), Store(7, 5)], "not before the fourth entry"
+    log.store(5)
+    log.rewrite_if_due()
+    assert log.taken() == [Store(8, 5), Store(9, 5)]
 
 
 def test_a_large_state_waits_for_as_many_entries(early):

@@ -54,7 +54,12 @@ async def test_what_has_changed_is_read_when_asked(watched):
     other.replace(file)
     watch.look_now()
     await reader.until(lambda: reader.read)
-    assert reader.read == ["second"]
+    watch.look_now()
+    await asyncio.sleep(0.01)
+    file.write_text("the third")
+    watch.look_now()
+    await reader.until(lambda: "the third" in reader.read)
+    assert reader.read == ["second", "the third"]
 
 
 async def test_files_are_looked_at_now_and_then(tmp_path, monkeypatch):

@@ -129,6 +129,16 @@ def test_what_is_certain_to_be_the_same_repairs_a_compacted_log(corrupt_log, rea
     assert read_all(log) == b"".join(batches)
 
 
+@pytest.mark.parametrize("at", [71, 72])
+def test_neighbours_of_a_compacted_log_come_back_together(corrupt_log, read_all, at):
+    """Each batch is compared with what was at its own place."""
+    log, batches = corrupt_log
+    for offset in (38, 40, 42):
+        corrupt(log, offset, at=at)
+    assert repair_log(log, batches[19:22], is_compacted=True)
+    assert read_all(log) == b"".join(batches)
+
+
 @pytest.mark.parametrize("at", [0, 90])
 def test_another_batch_of_the_same_shape_does_not_repair_a_compacted_log(corrupt_log, at):
     """Copies compact on their own: the same offsets and length are not the same records."""

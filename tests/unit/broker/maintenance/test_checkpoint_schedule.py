@@ -9,6 +9,8 @@ import pytest
 from strandline.broker.maintenance import checkpoint_schedule
 from strandline.errors import DiskFullError, UnknownStreamError
 from strandline.storage import segment
+from strandline.storage.descriptors import STORAGE_DESCRIPTORS, current_shares
+from strandline.storage.mapped_segments import MAPPED_SEGMENTS
 
 
 @pytest.fixture
@@ -61,6 +63,22 @@ async def test_a_checkpoint_is_due_when_much_went_past_the_journal(broker, write
     await kit.until(lambda: broker.telemetry.checkpoint_seconds.count == taken + 1)
     await asyncio.sleep(0.12)
     assert broker.telemetry.checkpoint_seconds.count == taken + 1
+
+
+async def test_a_checkpoint_is_due_when_many_sealed_segments_wait_for_a_sync(
+    broker, write, kit, monkeypatch
+):
+    """Each keeps a file descriptor; the active ones are not counted."""
+    shares = current_shares()
+    monkeypatch.setattr(checkpoint_schedule, "current_shares", lambda: shares)
+    await write(1)
+    kept = STORAGE_DESCRIPTORS.held - len(MAPPED_SEGMENTS) - len(broker._storage.logs)
+    shares = shares._replace(unsynced=kept)
+    taken = broker.telemetry.checkpoint_seconds.count
+    await asyncio.sleep(0.12)
+    assert broker.telemetry.checkpoint_seconds.count == taken
+    shares = shares._replace(unsynced=kept - 1)
+    await kit.until(lambda: broker.telemetry.checkpoint_seconds.count == taken + 1)
 
 
 async def test_group_commits_come_between_the_writes_of_a_checkpoint(

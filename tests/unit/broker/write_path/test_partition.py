@@ -15,6 +15,7 @@ from strandline.errors import (
     DiskFullError,
     OffsetOutOfRangeError,
     ShuttingDownError,
+    UnavailableError,
     UnknownStreamError,
 )
 from strandline.record.batch import Extent, header_of
@@ -84,6 +85,17 @@ async def test_everything_is_rejected_for_the_reason_of_the_broker(
     partition.append(b"nobody asks", subject="s")
     assert not partition.pending.batches
     assert admission.pending_bytes == 0
+
+
+async def test_the_metadata_block_a_partition_until_they_allow_it(partition, answers, kit):
+    """Whoever leads it; allowing what is allowed changes nothing."""
+    partition.block_writes(None)
+    kit.put(partition, answers, 0)
+    partition.block_writes(UnavailableError("readonly"))
+    kit.put(partition, answers, 1)
+    partition.block_writes(None)
+    kit.put(partition, answers, 2)
+    assert answers.codes == {1: "unavailable"}
 
 
 async def test_a_closed_partition_rejects_for_its_own_reason(partition, answers, kit):
