@@ -26,7 +26,7 @@ from strandline.errors import (
 logger = logging.getLogger(__name__)
 
 METADATA_REFRESH_S = 10.0
-"""How often a producer in use checks for added partitions."""
+"""The interval at which a producer in use checks for added partitions."""
 UNKNOWN_MAX = 5
 """After so many consecutive lookups an unknown stream counts as deleted."""
 FAILED: Final = "the producer failed; see the log"

@@ -24,7 +24,7 @@ from strandline.telemetry import Telemetry
 from strandline.types import LeaderEpoch, Offset
 
 CHUNKS_UNDER_WAY = 2
-"""One batch is synced while another is sent; with more, each group commit is smaller."""
+"""The batches in flight: one is synced, one is sent; with more, group commits are smaller."""
 UNKNOWN = "retry with the same Nats-Msg-Id: whether the record is kept is not known"
 
 

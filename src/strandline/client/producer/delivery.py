@@ -69,7 +69,7 @@ assert BATCH_RECORDS_MAX <= NUMBERED_RECORDS_MAX, "the broker stores a producer 
 
 
 class DeliveryOptions(NamedTuple):
-    """How a producer batches, and how long it tries."""
+    """The options of a producer for batching and timeouts."""
 
     batch_bytes: int
     buffer_bytes: int
@@ -121,9 +121,9 @@ class ProducerDelivery:
         self._is_watched = False
         self._is_gone = False
         self._delayed_since_s: float | None = None
-        """Since when acks have been missing, if that was logged; else None."""
+        """The time since which acks have been missing, if that was logged; else None."""
         self._timed_out = 0
-        """How many records have timed out since then."""
+        """The number of records that have timed out since then."""
         self._failures: list[tuple[AckFuture[Any], StrandlineError]] = []
         self._closing = threading.Event()
         self._is_over = threading.Event()
