@@ -130,7 +130,7 @@ class Quorum:
 
         Reads about ``SNAPSHOT_ENTRIES`` entries at most, while this broker serves nothing yet.
         """
-        self._give_up(UnavailableError("the metadata was reopened; retry"))
+        self._reject_waiting(UnavailableError("the metadata was reopened; retry"))
         self._failure, self._is_out, self._is_over = None, False, False
         self._raft = self._load()
 
@@ -453,10 +453,10 @@ class Quorum:
 
     def _fall_silent(self, error: StrandlineError) -> None:
         self._failure = error
-        self._give_up(error)
+        self._reject_waiting(error)
         self._notify_leadership()
 
-    def _give_up(self, error: StrandlineError) -> None:
+    def _reject_waiting(self, error: StrandlineError) -> None:
         """Reject all waiting callers; their proposals may still be committed."""
         for proposal in self._proposals.values():
             _refuse(proposal.answer, error.message)
