@@ -448,7 +448,9 @@ class Quorum:
 
     def _fail(self, error: StrandlineError) -> None:
         """Stop taking part: the contents of the disk are uncertain."""
-        logger.error("this broker takes no part in metadata until its storage works: %s", error)
+        logger.error(
+            "this broker's member of the quorum is stopped until its storage works: %s", error
+        )
         self._fall_silent(error)
 
     def _fall_silent(self, error: StrandlineError) -> None:

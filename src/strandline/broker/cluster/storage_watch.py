@@ -126,7 +126,7 @@ class StorageWatch:
             return  # it leads nothing yet; the report follows once it is registered
         if is_impaired:
             logger.error(
-                "the disk of %s takes no records: other brokers lead what they can, until it has "
+                "the disk of %s rejects writes: other brokers lead what they can, until it has "
                 "worked for %.0f s",
                 self._directory,
                 HEALTHY_S,

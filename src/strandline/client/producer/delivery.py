@@ -383,7 +383,9 @@ class ProducerDelivery:
         with self._changed:
             self._log_delay(time.monotonic())
         if is_exit and self._failures:
-            logger.error("records failed: %s", self._failures[0][1])
+            logger.error(
+                "records failed, and their futures were not examined: %s", self._failures[0][1]
+            )
 
     def _note_end(self) -> None:
         """Set ``_is_over`` if closing and empty; called with the lock."""
