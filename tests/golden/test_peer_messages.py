@@ -58,7 +58,7 @@ REQUESTS = (
     channels.Propose(number=1, entry=b"e", timeout_ms=2),
     channels.Decided(
         number=1,
-        outcome=CommandOutcome(code="c", reason="not_leader", message="m", value=2),
+        outcome=CommandOutcome(code="c", message="m", value=2),
         index=3,
     ),
     channels.Failed(number=1, code="c", message="m"),

@@ -90,7 +90,7 @@ class IoPlan:
 
         Returns:
             False if nothing was written: nothing was pending, or the journal had no room, and
-                everything was undone.
+            everything was undone.
 
         Raises:
             LogPoisonedError: a write failed.
