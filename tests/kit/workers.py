@@ -47,7 +47,7 @@ class Worker:
 
 
 def workers(client, stack):
-    """A producer, a subscription, transactions and a member of a group."""
+    """Start a producer, a subscription, transactions and a member of a group, as workers."""
     producer = stack(client.producer("orders"))
     subscription = stack(client.subscribe("orders"))
     consumer = stack(client.consumer("billing", "orders"))

@@ -1,9 +1,9 @@
 """The stream commands of the admin API, and the description of streams and brokers to clients.
 
 Other modules declare the commands of one area each: ``cluster`` (operation of a cluster),
-    ``transactions``, ``encryption`` (encrypted streams), ``local`` (readers on the broker's
-    machine), ``groups`` (consumer groups), ``access`` (access control), ``quotas`` and
-    ``monitoring``. ``commands`` has the table of all commands.
+``transactions``, ``encryption`` (encrypted streams), ``local`` (readers on the broker's
+machine), ``groups`` (consumer groups), ``access`` (access control), ``quotas`` and
+``monitoring``. ``commands`` has the table of all commands.
 
 Rules: bodies and results are JSON. Unknown fields are rejected in a request and ignored in an
 answer.

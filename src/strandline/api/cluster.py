@@ -124,7 +124,7 @@ class ClusterStatus(WireAnswer, frozen=True, kw_only=True):
     removed: tuple[int, ...] = ()
     """Brokers that were removed; their ids are not used again."""
     age_ms: int = 0
-    """How long the broker has had no controller, which is the age of this status. 0: it is current;
+    """The time without a controller, which is the age of this status. 0: it is current;
     1: there is a controller, but it has not sent the metadata since the broker's start."""
 
 

@@ -40,7 +40,7 @@ class AdminCommand(Generic[Q, A]):
     producer: Callable[[Q], int | None] | None = None
     """Returns the producer id that a request writes with, which must belong to the caller."""
     visibility: Callable[[A], Need] | None = None
-    """Of a list command: returns the permission needed to see a result. None: callers see all."""
+    """Returns the permission to see a result of a list command; None: callers see all results."""
     parse: Callable[[bytes], Q] | None = None
     """Decodes the body, if its type alone cannot express all constraints."""
     answer_bytes_max: int = MESSAGE_BYTES_MAX

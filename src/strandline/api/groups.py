@@ -41,7 +41,7 @@ class JoinGroupRequest(WireMessage, frozen=True, kw_only=True, omit_defaults=Tru
     """A random id, new for each membership."""
     streams: Annotated[tuple[Name, ...], msgspec.Meta(min_length=1, max_length=STREAMS_MAX)]
     session_ms: Count
-    """How long the member may send no heartbeat before it is removed."""
+    """The time without a heartbeat after which the member is removed."""
     instance: _Optional = ""
     """The name of a static member, which survives restarts."""
     keeps: bool = False
@@ -68,7 +68,7 @@ class Assignment(WireAnswer, frozen=True, kw_only=True):
     positions: dict[str, dict[int, int]]
     """The committed offsets of partitions that the member does not hold yet."""
     began_with: dict[str, int] = msgspec.field(default_factory=dict)
-    """How many partitions each of these streams had when the group started to consume it.
+    """The number of partitions of each of these streams when the group started to consume it.
     Partitions with a higher number were added later, and are consumed from their start."""
     is_waiting: bool = False
     """Whether other members have not yet released partitions meant for this one: ask again soon."""

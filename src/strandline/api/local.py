@@ -12,7 +12,7 @@ from strandline.api.tickets import ReadRequest, decode_ticket
 from strandline.api.wire import WireAnswer
 
 WORTH_BYTES: Final = 4 << 20
-"""With fewer bytes in files, a read through the broker is as fast."""
+"""The bytes from which files pay; with fewer, a read through the broker is as fast."""
 
 
 class LocalFile(WireAnswer, frozen=True):

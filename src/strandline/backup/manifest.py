@@ -41,7 +41,7 @@ class PartitionBackup(msgspec.Struct, frozen=True, kw_only=True):
     partition: _Count
     log_id: _Count
     created_ns: int
-    """When the stream was created; this and the log id identify the log."""
+    """The time of the stream's creation, which with the log id identifies the log."""
     log_start_offset: _Count
     """The records before it were deleted; the first file may still have some of them."""
     end: _Count

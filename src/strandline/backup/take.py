@@ -41,12 +41,12 @@ from strandline.version import __version__
 FILE_BYTES: Final = 256 << 20
 """A file ends at about this size; an interrupted backup continues after its last file."""
 COMMIT_WAIT_S: Final = 10.0
-"""How long to wait until the records that a leader had at the start are committed."""
+"""The longest wait until the records that a leader had at the start are committed."""
 REPAIR_WAIT_S: Final = 10.0
-"""How long to wait until a leader has repaired a corrupt batch."""
+"""The longest wait until a leader has repaired a corrupt batch."""
 RETRY_S: Final = 0.1
 MOVES_MAX: Final = 3
-"""How often a partition is copied again because its first records were deleted during a copy."""
+"""The most further copies of a partition whose first records are deleted during each copy."""
 
 
 class BackupProgress(NamedTuple):

@@ -56,7 +56,7 @@ BIND_TIMEOUT_S = 5.0
 IDLE_INTERVAL_S = 10.0
 """Seconds between two sweeps; a sweep unmaps the segments not read since the one before."""
 DESCRIPTORS_MIN = 32
-"""With fewer left the broker is not ready: connections or segments might fail to open."""
+"""The free descriptors of a ready broker; with fewer, connections or segments may not open."""
 T = TypeVar("T")
 
 

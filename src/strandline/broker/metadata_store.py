@@ -43,7 +43,7 @@ _LINE: Final = re.compile(rb"([0-9a-f]{8}) ([0-9a-f]{8}) ([0-9a-f]{8}) ")
 """CRC-32C of the rest of the line, CRC of the line before, and length of the command."""
 _HEAD_BYTES: Final = 27
 _UNWRITTEN: Final = bytes(8)
-"""So many zeros occur only where a sector of the line was not written."""
+"""A run of zeros that occurs only where a sector of the line was not written."""
 _decode = msgspec.json.Decoder(Command).decode
 
 

@@ -130,7 +130,7 @@ class Quorum:
 
         Reads about ``SNAPSHOT_ENTRIES`` entries at most, while this broker serves nothing yet.
         """
-        self._give_up(UnavailableError("the metadata was reopened; retry"))
+        self._reject_waiting(UnavailableError("the metadata was reopened; retry"))
         self._failure, self._is_out, self._is_over = None, False, False
         self._raft = self._load()
 
@@ -448,15 +448,17 @@ class Quorum:
 
     def _fail(self, error: StrandlineError) -> None:
         """Stop taking part: the contents of the disk are uncertain."""
-        logger.error("this broker takes no part in metadata until its storage works: %s", error)
+        logger.error(
+            "this broker's member of the quorum is stopped until its storage works: %s", error
+        )
         self._fall_silent(error)
 
     def _fall_silent(self, error: StrandlineError) -> None:
         self._failure = error
-        self._give_up(error)
+        self._reject_waiting(error)
         self._notify_leadership()
 
-    def _give_up(self, error: StrandlineError) -> None:
+    def _reject_waiting(self, error: StrandlineError) -> None:
         """Reject all waiting callers; their proposals may still be committed."""
         for proposal in self._proposals.values():
             _refuse(proposal.answer, error.message)

@@ -154,7 +154,7 @@ class Target:
         self.name = config.name
         self.is_ours = binding.is_ours
         self.queue_group = config.queue_group
-        """One member of a queue group, among all its streams on all brokers, receives a message."""
+        """The queue group; of all its streams on all brokers, only one receives a message."""
         self.stream_subject = config.subject
         self.answers = config.pub_ack
         """Whether a reply subject gets a PubAck."""

@@ -126,10 +126,10 @@ class ContextOnThread(Forwarding[ContextT]):
         return await asyncio.to_thread(call, self._opened)
 
     async def __aenter__(self) -> Self:
-        def give_up(begun: ContextT) -> None:
+        def undo(begun: ContextT) -> None:
             begun.__exit__(asyncio.CancelledError, asyncio.CancelledError(), None)
 
-        self._begun = await start_on_thread(self._begin, undo=give_up)
+        self._begun = await start_on_thread(self._begin, undo=undo)
         return self
 
     async def __aexit__(

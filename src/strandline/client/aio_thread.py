@@ -18,7 +18,7 @@ T = TypeVar("T")
 Job = Callable[[], None]
 
 UNDO_S = 2.0
-"""How long a cancelled task waits for ``undo``, since the caller may close the client next."""
+"""The longest wait of a cancelled task for ``undo``: the caller may close the client next."""
 
 
 async def start_on_thread(begin: Callable[[], T], *, undo: Callable[[T], object]) -> T:

@@ -1,7 +1,7 @@
 """The synchronous client of a broker or a cluster, safe to use from several threads.
 
 It finds leaders by itself: the address of any broker is enough. Several addresses help while one of
-    the brokers cannot be reached.
+the brokers cannot be reached.
 """
 
 import threading

@@ -14,7 +14,7 @@ from strandline.api.admin import PartitionInfo, ServerInfo, StreamInfo
 from strandline.errors import UnavailableError
 
 STALE_S = 3.0
-"""How long metadata older than some seen before is rejected."""
+"""The time for which metadata older than some seen before is rejected."""
 
 Routes = dict[int, PartitionInfo]
 """The leader and the replicas of each partition."""

@@ -26,7 +26,7 @@ from strandline.errors import (
 logger = logging.getLogger(__name__)
 
 METADATA_REFRESH_S = 10.0
-"""How often a producer in use checks for added partitions."""
+"""The interval at which a producer in use checks for added partitions."""
 UNKNOWN_MAX = 5
 """After so many consecutive lookups an unknown stream counts as deleted."""
 FAILED: Final = "the producer failed; see the log"
@@ -40,11 +40,11 @@ class MetadataListener(Protocol):
         """Handle that these addresses lead a partition; called with the lock."""
         ...
 
-    def give_up(self, partitions: Collection[int], error: StrandlineError) -> None:
+    def fail_partitions(self, partitions: Collection[int], error: StrandlineError) -> None:
         """Fail the records of partitions whose leaders cannot be found; called without the lock."""
         ...
 
-    def give_all_up(self, error: StrandlineError) -> None:
+    def fail_all(self, error: StrandlineError) -> None:
         """Fail all records: nothing can be delivered any more; called without the lock."""
         ...
 
@@ -166,7 +166,7 @@ class PartitionMetadata:
         except Exception:
             # Even after a bug no caller may wait for ever.
             logger.exception("leader lookup of stream %s failed", self._stream)
-            self._listener.give_all_up(StrandlineError(FAILED))
+            self._listener.fail_all(StrandlineError(FAILED))
 
     def _look_up_until_found(self) -> None:
         unknown = 0
@@ -180,14 +180,14 @@ class PartitionMetadata:
                 is_unknown = isinstance(error, UnknownStreamError)
                 unknown = unknown + 1 if is_unknown else 0
                 if unknown == UNKNOWN_MAX or isinstance(error, ClientClosedError):
-                    self._listener.give_all_up(error)
+                    self._listener.fail_all(error)
                 elif isinstance(error, InvalidRequestError) and not is_unknown:
                     # A rejection, such as of a revoked token, is reported to the caller at once.
                     # Otherwise the caller would not renew the token until records time out, while
                     # later records wait.
                     with self._changed:
                         waiting = frozenset(self._waiting)
-                    self._listener.give_up(waiting, error)
+                    self._listener.fail_partitions(waiting, error)
             with self._changed:
                 self._found(found)
                 if not self._waiting:

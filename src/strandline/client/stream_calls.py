@@ -22,7 +22,7 @@ from strandline.config import StreamConfig, decode_config
 from strandline.errors import InvalidRequestError, StrandlineError
 
 WAIT_SLICE_S = 0.25
-"""How long to wait at one of several leaders before asking the next."""
+"""The wait at one of several leaders before the next is asked."""
 
 
 class StreamAdminCalls(ABC):

@@ -234,10 +234,10 @@ def _is_on(settings: Mapping[str, Any], key: str) -> bool:
 
 
 def _listen(found: Values, settings: Mapping[str, Any]) -> None:
-    """Set the address of the API's listener, and the address that clients are told.
+    """Set the address of the API's listener, and the address advertised to clients.
 
-    The broker listens on ``listen``, and clients are told ``host`` and ``port``. Without ``listen``
-    the broker also listens on ``host`` and ``port``. Other listeners are not affected.
+    The broker listens on ``listen``, and advertises ``host`` and ``port``. Without ``listen`` it
+    also listens on ``host`` and ``port``. Other listeners are not affected.
     """
     host, port = str(settings.get("host", "")), DEFAULT_PORT
     if "port" in settings:

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 EXIT_ERROR = 1
 SWITCH_INTERVAL_S = 0.0005
-"""How long a thread keeps the interpreter when another thread waits for it. A tenth of Python's
+"""The time that a thread keeps the interpreter when another waits for it: a tenth of Python's
 default, so that the sync thread and readers do not wait 5 ms for the loop (docs/adr/0037)."""
 OPEN_FILES_MIN = 256
 """The lowest usable limit: about 30 files are open after the start."""

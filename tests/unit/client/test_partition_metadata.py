@@ -61,13 +61,13 @@ class Kit:
         """Keep the addresses."""
         self.sent_to.append(sorted(addresses))
 
-    def give_up(self, partitions, error):
+    def fail_partitions(self, partitions, error):
         """Keep both."""
         with self.changed:
             self.refused.append((set(partitions), error))
             self.changed.notify_all()
 
-    def give_all_up(self, error):
+    def fail_all(self, error):
         """Keep the error; nothing is left to deliver."""
         with self.changed:
             self.given_up.append(error)

@@ -106,5 +106,6 @@ class IsrProposals:
         for driver, proposal in wanted:
             reason = reasons.get(driver.partition.name, outcome.reason)
             if reason and reason not in ("stale_partition", "not_leader"):
-                logger.info("ISR %s of %s: %s", proposal.isr, driver.partition.name, reason)
+                name = driver.partition.name
+                logger.info("ISR %s of %s was rejected: %s", proposal.isr, name, reason)
                 driver.step(ev.IsrRejected(proposal.epoch, proposal.proposal))

@@ -15,7 +15,7 @@ def assignment(
         partition: the partition in the image.
         image: the image of the metadata.
         name: the name of the partition.
-        is_older: the replica's log is from before an unclean election.
+        is_older: whether the replica's log is from before an unclean election.
     """
     config = image.streams[name.stream].config
     return ev.Assigned(

@@ -77,7 +77,7 @@ class LogStarts:
         log = partition.log
         try:
             with counted_removal(log, self._telemetry):
-                await self._reclaimer.truncate_before(log, min(offset, log.log_end_offset))
+                await self._reclaimer.delete_before(log, min(offset, log.log_end_offset))
         except StrandlineError as error:
             logger.warning("records of %s cannot be removed, will retry: %s", partition.name, error)
         else:
@@ -97,7 +97,7 @@ class LogStarts:
                 # A rejected change is outdated; the next round of the cleaner proposes it again.
                 await self._operations.outcome(MoveLogStarts(tuple(wanted)))
             except StrandlineError as error:
-                logger.warning("retention could not be decided, will retry: %s", error)
+                logger.warning("expired records cannot be deleted yet, will retry: %s", error)
 
     async def delete_before(self, partition: Partition, offset: Offset) -> None:
         """Have all replicas delete the records before an offset.

@@ -52,7 +52,7 @@ async def hand_over(
         if outcome.is_applied:
             await _wait(lambda: not _has_successors(replicas, machine.image, run.broker), STEP_S)
     except UnavailableError as error:
-        logger.warning("stopping without handing over: %s", error)
+        logger.warning("stopping without handing over leaderships: %s", error)
     for successor in successors(quorum.members, machine.image, run.broker):
         if quorum.is_leading:
             quorum.hand_over(successor)

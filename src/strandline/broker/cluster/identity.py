@@ -36,8 +36,7 @@ class DirectoryIdentity(msgspec.Struct, frozen=True, kw_only=True):
     """The founders of the cluster; empty if the broker joined later; None if not noted yet.
 
     Noted once: if the settings were read again, an operator who adds a broker there would change
-        who
-    votes without the consent of the voters."""
+    who votes without the consent of the voters."""
 
 
 def begin_incarnation(

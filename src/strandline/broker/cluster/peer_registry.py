@@ -70,7 +70,7 @@ class PeerRegistry:
         """Connect to the brokers of the metadata; disconnect removed ones.
 
         Addresses in the settings have priority over the metadata: a broker that has moved could not
-            register its new address without a link.
+        register its new address without a link.
         """
         image, settings = self._machine.image, self._settings
         for broker in image.brokers.values():

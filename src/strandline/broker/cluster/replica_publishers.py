@@ -24,7 +24,7 @@ from strandline.telemetry import Telemetry
 from strandline.types import LeaderEpoch, Offset
 
 CHUNKS_UNDER_WAY = 2
-"""One batch is synced while another is sent; with more, each group commit is smaller."""
+"""The batches in flight: one is synced, one is sent; with more, group commits are smaller."""
 UNKNOWN = "retry with the same Nats-Msg-Id: whether the record is kept is not known"
 
 
@@ -89,7 +89,7 @@ class ReplicaPublishers:
         self._ending = UnavailableError(f"{error.message}; {UNKNOWN}")
         self._partition.set_write_error(error)
         self._partition.reject_from((), error)
-        self.give_up(self._ending)
+        self.reject_all(self._ending)
 
     def journaled(self, chunk: Chunk, next_offset: Offset) -> None:
         """Acknowledge records that need only the journal, after a batch was written to it."""
@@ -165,7 +165,7 @@ class ReplicaPublishers:
         self._partition.set_write_error(error)
         if reason is not RejectReason.RESIGNING:
             self._partition.reject_from((), error)
-            self.give_up(self._unknown())
+            self.reject_all(self._unknown())
 
     @property
     def is_cut_off(self) -> bool:
@@ -208,7 +208,7 @@ class ReplicaPublishers:
             return UnavailableError(f"this broker is cut off from the others; {UNKNOWN}")
         return UnavailableError(f"the leader of {name} has changed; {UNKNOWN}")
 
-    def give_up(self, error: StrandlineError) -> None:
+    def reject_all(self, error: StrandlineError) -> None:
         """Reject all publishers that wait for a commit; the outcome of their records is unknown."""
         uncommitted, self._uncommitted = self._uncommitted, deque()
         for _, waiting in uncommitted:

@@ -38,7 +38,7 @@ from strandline.types import BrokerId, LogId, Offset
 
 TIMER_S = 0.05
 WATERMARK_DELAY_S = 0.005
-"""How long the high watermark waits for a batch to carry it; alone it wakes every follower."""
+"""The time that a high watermark waits for a batch to carry it; alone it wakes every follower."""
 
 
 class Incarnation(NamedTuple):

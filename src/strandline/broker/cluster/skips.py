@@ -88,7 +88,9 @@ class Skips:
         try:
             outcome = await self._operations.outcome(command)
         except UnavailableError as error:
-            logger.warning("whether %s skips its records is not known: %s", target.name, error)
+            logger.warning(
+                "it is not known whether %s skips to its new offset: %s", target.name, error
+            )
             return False
         if outcome.reason != "stale_partition":
             outcome.raise_if_rejected()

@@ -24,7 +24,7 @@ LOOK_S: Final = 0.5
 REPEATED_S: Final = 3.0
 """Faults found by two checks within this time are reported without a probe."""
 HEALTHY_S: Final = 30.0
-"""How long a disk must work before its broker may lead again."""
+"""The time that a disk must work before its broker may lead again."""
 PROBE_S: Final = 3.0
 PROBE_BYTES: Final = 64 << 10
 PROBE_NAME: Final = "disk-probe"
@@ -126,7 +126,7 @@ class StorageWatch:
             return  # it leads nothing yet; the report follows once it is registered
         if is_impaired:
             logger.error(
-                "the disk of %s takes no records: other brokers lead what they can, until it has "
+                "the disk of %s rejects writes: other brokers lead what they can, until it has "
                 "worked for %.0f s",
                 self._directory,
                 HEALTHY_S,

@@ -18,7 +18,7 @@ from strandline.core.raft.messages import Members
 from strandline.types import BrokerId
 
 VOTERS_MAX = 7
-"""With more voters every change would be slower."""
+"""The most voters; with more, every change would be slower."""
 
 
 def next_members(members: Members, image: MetadataImage) -> Iterator[Members]:

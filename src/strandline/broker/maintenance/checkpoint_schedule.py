@@ -47,7 +47,7 @@ LOGS_PER_FILE = 256
 """A checkpoint syncs every log. So for each so many logs one more journal file may be full."""
 SPACE_INTERVAL_MS = 5_000
 SPACE_BYTES = 1 << 20
-"""As many bytes as a log may hold in memory; with less space, records would soon be rejected."""
+"""The most bytes that a log holds in memory; with less space, records would soon be rejected."""
 SPACE_NAME = "space"
 
 

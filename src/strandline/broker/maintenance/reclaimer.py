@@ -29,7 +29,7 @@ class SpaceReclaimer:
         """Wait until everything that was scheduled so far is removed."""
         await asyncio.wrap_future(self._thread.submit(_nothing))
 
-    async def truncate_before(self, log: Log, offset: int) -> None:
+    async def delete_before(self, log: Log, offset: int) -> None:
         """Delete the records of a log below ``offset``.
 
         Raises:

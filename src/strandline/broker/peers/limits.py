@@ -34,10 +34,10 @@ class LinkLimits(msgspec.Struct, frozen=True, kw_only=True):
     keepalive_interval_s: int = 1
     keepalive_probes: int = 3
     unacked_timeout_ms: int = 5000
-    """How long the other kernel may leave sent bytes unacknowledged."""
+    """The time that the other kernel may leave sent bytes unacknowledged."""
 
     close_timeout_s: float = 1.0
-    """How long a stop waits until queued frames are sent."""
+    """The longest wait of a stop for queued frames to be sent."""
 
     def __post_init__(self) -> None:
         """Check that the limits do not contradict each other."""

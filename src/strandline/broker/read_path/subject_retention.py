@@ -32,11 +32,11 @@ READ_BYTES: Final = 4 << 20
 INLINE_BYTES: Final = 256 << 10
 """The bytes of the log that may be applied on the loop; takes a few milliseconds."""
 READ_ALONG: Final = 10_000
-"""Up to this many offsets are read without looking up the matching records."""
+"""The most offsets that are read without looking up the matching records."""
 EXPIRY_NS: Final = 20_000_000
-"""How often expired records are determined."""
+"""The interval at which expired records are determined."""
 REPAIR_MS: Final = 1_000
-"""How often a skipped corrupt batch is checked for a repair."""
+"""The interval at which a skipped corrupt batch is checked for a repair."""
 
 
 class _Applied:

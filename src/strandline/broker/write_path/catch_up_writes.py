@@ -31,7 +31,7 @@ from strandline.telemetry import Telemetry
 from strandline.types import LogId
 
 BULK_BYTES: Final = 1 << 20
-"""From this size on, writing bytes twice costs more than a sync."""
+"""The size from which writing the bytes twice costs more than a sync."""
 STEP_PAUSE_S: Final = 0.003
 """The pause between two parts, so that the journal can be synced between them."""
 

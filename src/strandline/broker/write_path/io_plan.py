@@ -90,7 +90,7 @@ class IoPlan:
 
         Returns:
             False if nothing was written: nothing was pending, or the journal had no room, and
-                everything was undone.
+            everything was undone.
 
         Raises:
             LogPoisonedError: a write failed.
@@ -130,7 +130,7 @@ class IoPlan:
                 except LogPoisonedError:
                     raise
                 except StrandlineError as error:
-                    self._give_up(partition, chunks, error, index=index)
+                    self._reject_from(partition, chunks, error, index=index)
                     break
                 count = chunk.count
                 next_offset = Offset(chunk.base_offset + count)
@@ -205,7 +205,7 @@ class IoPlan:
             self._reject(partition, chunks, error)
         self._copies.fail(error)
 
-    def _give_up(
+    def _reject_from(
         self, partition: Partition, chunks: list[Chunk], error: StrandlineError, *, index: int
     ) -> None:
         """Reject the batch at ``index`` and all records of the partition after it."""

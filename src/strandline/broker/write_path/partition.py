@@ -3,7 +3,7 @@
 ``CommittedRecords`` has the part that readers see.
 
 In a cluster a replica is attached to the partition: it decides whether records are accepted, and
-    which are committed. Without a replica, what is synced on this broker is committed.
+which are committed. Without a replica, what is synced on this broker is committed.
 
 Invariants:
 - ``log_start_offset <= high_watermark <= log_end_offset <= next_offset``;
@@ -311,8 +311,7 @@ class Partition:
             StillLoadingError: the state that the conditions need is being loaded.
             StrandlineError: a condition is not met.
         """
-        # First look for a repeat: its expectations held when its record was stored, and may not
-        # now.
+        # A repeat comes first: what it expects was true when its record was stored.
         if message_id is not None:
             known = self.duplicates.find_message(message_id, self.config.dedup_window_ms)
             if known is not None:

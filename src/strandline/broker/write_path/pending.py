@@ -28,7 +28,7 @@ from strandline.types import Offset, PartitionName, ProducerStamp, TimestampNs
 
 CHUNK_BYTES_MAX = 4 << 20
 TIME_AHEAD_NS_MAX = 1_000_000_000
-"""How far batch times may stay ahead of a clock that was set back; beyond, they follow it."""
+"""The most that batch times stay ahead of a clock that was set back; then they follow it."""
 TIMES_KEPT = 64
 MARKER_SUBJECT = "_"
 """The subject of a marker's batch: a batch must have one, but readers never see a marker."""

@@ -1,9 +1,9 @@
 """The state of idempotent producers in a partition, so that a batch sent twice is stored once.
 
 A producer numbers the records that it sends to a partition: 0, 1, 2 … in each of its epochs. A
-    batch with the next sequence is stored. A batch that repeats a recently stored sequence is
-    acknowledged with its offset. Any other batch is rejected: a batch before it is missing, or a
-    later epoch has taken over.
+batch with the next sequence is stored. A batch that repeats a recently stored sequence is
+acknowledged with its offset. Any other batch is rejected: a batch before it is missing, or a
+later epoch has taken over.
 
 Rules:
 - a batch is noted when it gets its offsets, before it is durable, and forgotten if it is not

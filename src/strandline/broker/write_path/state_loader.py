@@ -1,7 +1,7 @@
 """Loading of a partition's state from its log, on a thread if there is much to read.
 
 The broker must answer its peers while it loads: if its event loop were blocked for longer than its
-    session timeout, it would be fenced, and the next leader would have as much to read.
+session timeout, it would be fenced, and the next leader would have as much to read.
 
 Rules: used on the event loop, which alone changes the state; a load only reads the log. The result
 of a cancelled load is ignored.

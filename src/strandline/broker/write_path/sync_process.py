@@ -69,7 +69,9 @@ class SyncProcess:
         try:
             socket.send_fds(self._channel, [REQUEST], [fd])
         except OSError as error:
-            self._loop.call_soon(self._give_up, f"the process that syncs has ended: {error}")
+            self._loop.call_soon(
+                self._release_process, f"the process that syncs has ended: {error}"
+            )
 
     def close(self) -> None:
         """Wait for the submitted syncs, and end the process."""
@@ -80,7 +82,7 @@ class SyncProcess:
         channel.setblocking(True)
         while self._waiting and (answer := self._receive(channel)):
             self._loop.call_soon(self._take, self._waiting.popleft(), answer)
-        self._give_up("the process that syncs has ended")
+        self._release_process("the process that syncs has ended")
 
     def _start(self) -> None:
         """Start the process.
@@ -116,7 +118,7 @@ class SyncProcess:
         if answer:
             self._take(self._waiting.popleft(), answer)
         else:
-            self._give_up("the process that syncs has ended")
+            self._release_process("the process that syncs has ended")
 
     def _receive(self, channel: socket.socket) -> bytes:
         """Return the next answer; empty if the process has ended."""
@@ -130,7 +132,7 @@ class SyncProcess:
         error = failed_sync(OSError(code, os.strerror(code)), "syncing") if code else None
         done(error, took_ns / 1e6)
 
-    def _give_up(self, reason: str) -> None:
+    def _release_process(self, reason: str) -> None:
         """Release the process; the next request starts another."""
         if self._channel is not None:
             self._loop.remove_reader(self._channel.fileno())

@@ -327,7 +327,7 @@ class Consumer:
             if self._options.on_revoked is not None:
                 self._options.on_revoked(self, ours)
             self._forget(ours)
-        self._membership.give_up(going)
+        self._membership.release(going)
 
     def _assign(self, coming: Partitions, view: MemberAssignment) -> None:
         """Start to read partitions at their committed offsets."""
@@ -404,7 +404,7 @@ class Consumer:
         if ours and self._options.on_revoked is not None:
             self._options.on_revoked(self, ours)
         self._forget(ours)
-        self._membership.give_up_all()
+        self._membership.release_all()
 
     def _forget(self, partitions: Partitions) -> None:
         for name in partitions:

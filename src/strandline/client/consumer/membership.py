@@ -140,7 +140,7 @@ class GroupMembership:
                 owner, self._assigned, self._held, starts, began_with, is_lost=False
             )
 
-    def give_up(self, partitions: Collection[PartitionName]) -> None:
+    def release(self, partitions: Collection[PartitionName]) -> None:
         """Note that the consumer has stopped reading and has committed these partitions."""
         with self._lock:
             self._held -= frozenset(partitions)
@@ -148,7 +148,7 @@ class GroupMembership:
                 self._starts.pop(name, None)
         self._wake.set()
 
-    def give_up_all(self) -> None:
+    def release_all(self) -> None:
         """Note that the consumer has stopped reading; a lost member then joins again."""
         with self._lock:
             self._is_lost = False

@@ -30,7 +30,7 @@ class SenderCallbacks(Protocol):
         ...
 
     def writes(self, sender: "BrokerSender", entry: InFlightBatch[AnyProducerBatch]) -> bool:
-        """Note that a batch is about to be written; return False if it was given up."""
+        """Note that a batch is about to be written; return False if it has failed meanwhile."""
         ...
 
     def in_flight(self, sender: "BrokerSender") -> int:
@@ -154,7 +154,7 @@ class BrokerSender:
         if self.is_over:
             return  # replaced while waiting for an id or a put; another sender sends the batch
         if not self._callbacks.writes(self, entry):
-            return  # the batch was given up meanwhile
+            return  # the batch has failed meanwhile
         if not stream.write(pad(batch, stream.schema), tag):
             self._lose(self._end_stream())
 

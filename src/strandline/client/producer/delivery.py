@@ -69,7 +69,7 @@ assert BATCH_RECORDS_MAX <= NUMBERED_RECORDS_MAX, "the broker stores a producer 
 
 
 class DeliveryOptions(NamedTuple):
-    """How a producer batches, and how long it tries."""
+    """The options of a producer for batching and timeouts."""
 
     batch_bytes: int
     buffer_bytes: int
@@ -121,9 +121,9 @@ class ProducerDelivery:
         self._is_watched = False
         self._is_gone = False
         self._delayed_since_s: float | None = None
-        """Since when acks have been missing, if that was logged; else None."""
+        """The time since which acks have been missing, if that was logged; else None."""
         self._timed_out = 0
-        """How many records have timed out since then."""
+        """The number of records that have timed out since then."""
         self._failures: list[tuple[AckFuture[Any], StrandlineError]] = []
         self._closing = threading.Event()
         self._is_over = threading.Event()
@@ -328,9 +328,9 @@ class ProducerDelivery:
         with self._changed:
             answered = self._in_flight.complete(sender, number, error)
             self._resolving.append(threading.get_ident())
-        self._give_up([] if answered is None else [(answered[0], answered[1] or error)])
+        self._fail_batches([] if answered is None else [(answered[0], answered[1] or error)])
 
-    def _give_up(self, batches: Iterable[tuple[AnyProducerBatch, StrandlineError]]) -> None:
+    def _fail_batches(self, batches: Iterable[tuple[AnyProducerBatch, StrandlineError]]) -> None:
         """Fail batches that were removed; the caller has added its thread to ``_resolving``."""
         _THREAD.is_resolving = True
         try:
@@ -379,11 +379,13 @@ class ProducerDelivery:
                     self._is_watched = False
                     return
             if expired:
-                self._give_up([(each.batch, self._timeout(each)) for each in expired])
+                self._fail_batches([(each.batch, self._timeout(each)) for each in expired])
         with self._changed:
             self._log_delay(time.monotonic())
         if is_exit and self._failures:
-            logger.error("records failed: %s", self._failures[0][1])
+            logger.error(
+                "records failed, and their futures were not examined: %s", self._failures[0][1]
+            )
 
     def _note_end(self) -> None:
         """Set ``_is_over`` if closing and empty; called with the lock."""
@@ -547,7 +549,7 @@ class ProducerDelivery:
             self._in_flight.lost(sender)  # also partitions that another broker leads by now
             sender.waits_since_s = None
             self._resolving.append(threading.get_ident())
-        self._give_up(_outcomes(batches, error))
+        self._fail_batches(_outcomes(batches, error))
 
     def wake(self) -> None:
         """Wake all waiting threads; see ``SenderCallbacks``."""
@@ -557,13 +559,13 @@ class ProducerDelivery:
 
     def failed(self) -> None:
         """After a bug in a sender, fail all undelivered batches, so that no caller hangs."""
-        self.give_all_up(StrandlineError(FAILED))
+        self.fail_all(StrandlineError(FAILED))
 
-    def give_up(self, partitions: Collection[int], error: StrandlineError) -> None:
+    def fail_partitions(self, partitions: Collection[int], error: StrandlineError) -> None:
         """Fail undelivered batches of some partitions; see ``MetadataListener``."""
         self._fail(lambda partition: partition in partitions, error)
 
-    def give_all_up(self, error: StrandlineError) -> None:
+    def fail_all(self, error: StrandlineError) -> None:
         """Fail all undelivered batches; see ``MetadataListener``."""
         self._closing.set()
         self._fail(lambda _: True, error)
@@ -574,7 +576,7 @@ class ProducerDelivery:
             self._collect(time.monotonic(), everything=True)
             batches = self._in_flight.drop(matches)
             self._resolving.append(threading.get_ident())
-        self._give_up(_outcomes(batches, error))
+        self._fail_batches(_outcomes(batches, error))
 
     def send_to(self, addresses: Iterable[str]) -> None:
         """Start a sender for each address that has none; called with the lock."""

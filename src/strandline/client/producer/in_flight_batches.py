@@ -11,14 +11,14 @@ Rules: pure; the caller passes the time, holds the lock, and does the I/O.
   rejects that one temporarily rejects both.
 - A batch keeps its sequence while it may be stored under it. It gets a new sequence, in the next
   epoch, only when it is known not to be stored: a broker that rejects a sequence lacks one before.
-- A numbered batch that is given up and never stored leaves a gap, which makes later sequences void.
+- A numbered batch that fails and is never stored leaves a gap, which makes later sequences void.
   Batches keep void sequences until a broker rejects them: an epoch per gap would use epochs up.
 - A batch with a final rejection is never stored, unless it is in doubt: then an earlier attempt may
   be stored, or still arrive. Invalid records were invalid in that attempt, too, but a disk that is
   full now may not have been full then.
 - The first batch of an epoch waits until nothing of its partition is in flight.
 - After the last epoch another producer id is used. Brokers do not fence the id before it: a batch
-  that was given up in doubt may still be stored, once, after later batches.
+  that failed in doubt may still be stored, once, after later batches.
 
 Invariants: those of ``in_flight_batch``.
 """
@@ -144,10 +144,10 @@ class InFlightBatches(Generic[BatchT]):
         return None
 
     def writes(self, sender: SenderRef, entry: InFlightBatch[BatchT]) -> bool:
-        """Note that a sender is about to write a batch; return False if it was given up meanwhile.
+        """Note that a sender is about to write a batch; return False if it has failed meanwhile.
 
-        A batch given up as not stored must not be written. A batch given up in doubt is still
-        written, because the batches numbered after it depend on it.
+        A failed batch must not be written, except a batch that failed in doubt: the batches
+        numbered after it depend on it.
         """
         if entry.sender is sender:
             entry.is_written = True
@@ -243,8 +243,8 @@ class InFlightBatches(Generic[BatchT]):
     ) -> tuple[BatchT, StrandlineError | None] | None:
         """Handle an ack; return the batch and its outcome.
 
-        Returns None if the batch was given up or is sent again. A rejection is the outcome of a
-        batch in doubt only if the batch cannot have been stored.
+        Returns None if the batch has failed before, or is sent again. A rejection is the outcome
+        of a batch in doubt only if the batch cannot have been stored.
         """
         entry = self._held.get(number)
         if entry is None or entry.sender is not sender:
@@ -284,7 +284,7 @@ class InFlightBatches(Generic[BatchT]):
         return True
 
     def _leave_gap(self, entry: InFlightBatch[BatchT]) -> None:
-        """Make void the sequences after a batch that is given up and never stored."""
+        """Make void the sequences after a batch that fails and is never stored."""
         if entry.numbers is None:
             return
         partition = self._partitions[entry.batch.partition]

@@ -36,9 +36,9 @@ from strandline.client.retry_policy import RetryDeadline
 from strandline.errors import DisconnectedError, StrandlineError
 
 METADATA_REFRESH_S = 10.0
-"""How often a read checks its partitions' leaders and, if it follows, for new partitions."""
+"""The interval of checks for other leaders and, if the read follows, for new partitions."""
 CANCEL_POLL_S = 0.5
-"""How often blocked threads check whether the read was cancelled."""
+"""The interval at which blocked threads check whether the read was cancelled."""
 Batches = Generator[pa.RecordBatch, None, None]
 
 
@@ -66,7 +66,7 @@ class ClusterReader(ReplicaSelector):
     """
 
     resumes = True
-    """It reconnects by itself."""
+    """True: a read in a cluster reconnects by itself."""
 
     def __init__(
         self,

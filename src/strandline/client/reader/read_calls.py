@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 FOLLOWED_S = 60.0
-"""How long an endless read waits for unreachable brokers: all may be restarting."""
+"""The time that an endless read waits for unreachable brokers: all may be restarting."""
 
 READ_OPTIONS = (*options_of(read_request), "replica")
 _NOT_SUBSCRIBED = ("columns", "follow")

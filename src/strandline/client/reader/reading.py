@@ -172,7 +172,7 @@ class BatchStream:
     """
 
     resumes = False
-    """A lost connection ends it."""
+    """False: a lost connection ends this read."""
     added: Mapping[int, int] = {}
     """Empty: a read at a single broker has a fixed number of partitions."""
 

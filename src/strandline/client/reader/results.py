@@ -60,7 +60,7 @@ class Record(NamedTuple):
     partition: int
     offset: int
     timestamp_ns: int
-    """When the broker stored the record: Unix time in nanoseconds."""
+    """The time when the broker stored the record: Unix time in nanoseconds."""
     subject: str
     key: bytes | None
     value: bytes | None

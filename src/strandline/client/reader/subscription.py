@@ -50,7 +50,7 @@ class Subscription:
         self._request = request
         self._timeout_s = reconnect_timeout_s
         self._left = request.records_max
-        """How many more records are wanted; None: no limit."""
+        """The number of records still wanted; None: no limit."""
         self._is_closed = threading.Event()
         self._stream = begin(request)
         self._records = self._generate()

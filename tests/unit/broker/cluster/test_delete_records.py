@@ -70,7 +70,7 @@ class World:
         if command is not None:
             self.commands.append(command)
 
-    async def truncate_before(self, log, offset):
+    async def delete_before(self, log, offset):
         self.truncated.append(offset)
         if self.error is not None:
             raise self.error
@@ -154,7 +154,7 @@ async def test_what_retention_wants_is_proposed_by_the_leader(world, caplog):
     assert world.commands == [MoveLogStarts((LogStart(AT, 45),))]
     world.error = UnavailableError("no quorum")
     world.starts.propose_deletion(FakePartition(), 46)
-    await until_async(lambda: "retention could not be decided" in caplog.text)
+    await until_async(lambda: "expired records cannot be deleted yet" in caplog.text)
     world.error = None
     world.starts.propose_deletion(FakePartition(), 47)
     await until_async(lambda: len(world.commands) == 3)

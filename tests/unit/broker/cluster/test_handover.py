@@ -117,7 +117,7 @@ async def test_without_a_quorum_it_stops_all_the_same(caplog):
     world = World(image(leader=1))
     world.outcome = UnavailableError("no quorum")
     await world.stop()
-    assert "stopping without handing over: no quorum" in caplog.text
+    assert "stopping without handing over leaderships: no quorum" in caplog.text
     assert world.done == ["resign", BeginShutdown(ME)]
 
 
