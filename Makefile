@@ -16,7 +16,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 # Variables a caller may set: make test ARGS='-k journal', make sim SEEDS=1000, make sim SEEDS=17:18
-# (that one again), make sim-mutants SECONDS=60, make fuzz SEED=7 EXAMPLES=5000.
+# (seed 17 in all six simulators), make sim-mutants SECONDS=60, make fuzz SEED=7 EXAMPLES=5000.
 ARGS ?=
 # Real processes on a shared machine: what failed is tried once more, alone, and has to pass then.
 FAILED := --last-failed --last-failed-no-failures none
@@ -80,7 +80,7 @@ clients: $(READY) ## The examples in other languages, NATS and Flight, built fro
 	@CLIENTS=all $(PYTEST) tests/integration/jetstream/test_example_clients.py \
 		tests/integration/test_flight_go.py $(ARGS)
 
-sim: $(READY) ## Simulate clusters from seeds (SEEDS=N or FROM:TO); a seed repeats exactly
+sim: $(READY) ## Simulate clusters from seeds (SEEDS=N, or FROM:TO without TO); repeats exactly
 	@$(BIN)/python -m simulation histories --seeds $(SEEDS)
 
 sim-mutants: $(READY) ## Is each seeded bug found, and in how many seeds? (SECONDS=n for each)

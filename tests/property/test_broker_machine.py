@@ -279,7 +279,7 @@ class BrokerMachine(RuleBasedStateMachine):
         """Records at the beginning are removed on purpose."""
         self.heal()
         offset = int(share * self.partition(place).high_watermark)
-        start = self.run(self.broker.truncate_before(*place, offset))
+        start = self.run(self.broker.delete_before(*place, offset))
         self.models[place].start = max(self.models[place].start, start)
 
     @precondition(lambda self: self.is_settled)

@@ -226,7 +226,7 @@ class Broker(BrokerBase):
         logs = [self._storage.logs.pop(log_id, None) for log_id in log_ids]
         self.reclaimer.delete(log for log in logs if log is not None)
 
-    async def truncate_before(self, name: str, partition: int, offset: Offset) -> Offset:
+    async def delete_before(self, name: str, partition: int, offset: Offset) -> Offset:
         """Delete records below ``offset``; return the new log start offset.
 
         Raises:
@@ -243,10 +243,10 @@ class Broker(BrokerBase):
                     f"{target.high_watermark}"
                 )
             try:
-                await self.reclaimer.truncate_before(target.log, offset)
+                await self.reclaimer.delete_before(target.log, offset)
             except DiskFullError:
                 await asyncio.to_thread(self._reserve.spend)
-                await self.reclaimer.truncate_before(target.log, offset)
+                await self.reclaimer.delete_before(target.log, offset)
             await self.reclaimer.drained()
             await asyncio.to_thread(self._reserve.renew)
             return target.log_start_offset
@@ -257,7 +257,7 @@ class Broker(BrokerBase):
         if partition.closed or partition.log is not log:
             return
         with counted_removal(log, self.telemetry):
-            await self.reclaimer.truncate_before(log, start)
+            await self.reclaimer.delete_before(log, start)
 
     async def skip_to(self, name: str, partition: int, offset: Offset) -> None:
         """Delete all records and continue, empty, at ``offset`` beyond the end.

@@ -4,8 +4,8 @@ Rules: a command is one line at the end of ``metadata.log``, synced, so its cost
 the number of streams. Once the log is long, ``metadata.json`` is rewritten: to a new file, synced
 and renamed. Each line has a CRC-32C, since a flipped bit could lose a whole stream, and the CRC of
 the line before it; the first line has that of ``metadata.json``. So a log of an older file is
-recognized and ignored. A torn last line is ignored, since it was never acknowledged. A file that is
-corrupt otherwise, or written by a later version, is rejected.
+recognized and ignored. A torn last line is discarded, since it was never acknowledged. A file that
+is corrupt otherwise, or written by a later version, is rejected.
 
 If a write fails, the file is restored to the current image; until then nothing may rely on either.
 An operator deletes streams to free a full disk, so a deletion must not need space: it may spend the

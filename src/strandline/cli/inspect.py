@@ -49,7 +49,7 @@ def inspect(
 
     Corruption, and data that the last checkpoint refers to and is missing, is reported by file and
     byte position; the exit code is then 1. A torn tail after a crash is not corruption: the next
-    start truncates it. Beside a running broker the newest bytes may look torn. In a single file,
+    start discards it. Beside a running broker the newest bytes may look torn. In a single file,
     torn and corrupt bytes look the same.
     """
     if path.is_file():

@@ -42,7 +42,7 @@ async def test_a_clean_stop_and_start_keep_everything(open_broker, make_stream, 
     partition = await make_stream(first, partitions=2, compression="zstd")
     kit.put(partition, answers, *range(10))
     await answers.wait(10)
-    await first.truncate_before("s", 0, 4)
+    await first.delete_before("s", 0, 4)
     await first.stop()
     second = await open_broker()
     assert second.telemetry.recovery_records == 0, "a clean stop leaves nothing to replay"
@@ -413,9 +413,9 @@ async def test_unknown_streams_and_partitions_say_what_there_is(broker, partitio
     with pytest.raises(UnknownStreamError, match="there are: s"):
         broker.stream("t")
     with pytest.raises(UnknownPartitionError, match="0 to 0"):
-        await broker.truncate_before("s", 1, 0)
+        await broker.delete_before("s", 1, 0)
     with pytest.raises(UnknownStreamError):
-        await broker.truncate_before("t", 0, 0)
+        await broker.delete_before("t", 0, 0)
 
 
 # Truncation
@@ -425,12 +425,12 @@ async def test_truncation_removes_a_prefix(broker, partition, answers, kit):
     """Up to the high watermark and no further; below the log start it changes nothing."""
     kit.put(partition, answers, *range(10))
     await answers.wait(10)
-    assert await broker.truncate_before("s", 0, 4) == 4
-    assert await broker.truncate_before("s", 0, 2) == 4
+    assert await broker.delete_before("s", 0, 4) == 4
+    assert await broker.delete_before("s", 0, 2) == 4
     for offset in (-1, 11):
         with pytest.raises(OffsetOutOfRangeError, match="high watermark is 10"):
-            await broker.truncate_before("s", 0, offset)
-    assert await broker.truncate_before("s", 0, 10) == 10
+            await broker.delete_before("s", 0, offset)
+    assert await broker.delete_before("s", 0, 10) == 10
     kit.put(partition, answers, "next")
     await answers.wait(11)
     assert kit.values(partition) == [b"next"]
@@ -449,7 +449,7 @@ async def test_truncation_needs_no_space(broker, partition, answers, kit, monkey
         plain(path, data)
 
     monkeypatch.setattr(broker.disk, "write_atomically", write_atomically)
-    assert await broker.truncate_before("s", 0, 4) == 4
+    assert await broker.delete_before("s", 0, 4) == 4
     assert kept.exists()
 
 
@@ -459,7 +459,7 @@ async def test_truncation_of_everything_survives_a_crash(open_broker, make_strea
     partition = await make_stream(first)
     kit.put(partition, answers, *range(10))
     await answers.wait(10)
-    await first.truncate_before("s", 0, 10)
+    await first.delete_before("s", 0, 10)
     kit.abandon(first)
     found = (await open_broker()).stream("s").partition(0)
     assert (found.log_start_offset, found.high_watermark) == (10, 10)

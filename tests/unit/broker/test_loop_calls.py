@@ -43,7 +43,7 @@ async def test_a_stream_comes_shrinks_and_goes_on_a_thread(watched, kit, disk):
     assert sealed > 2
     await watched._cleaner.clean()
     assert watched.telemetry.compaction_records > 0
-    await watched.truncate_before("s", 0, 50)
+    await watched.delete_before("s", 0, 50)
     await watched.skip_to("s", 0, 1000)
     await put(watched, kit, 3)
     await watched.delete_stream("s")

@@ -410,7 +410,7 @@ class ClusterBroker(MetadataApplier):
         await self._until_open_everywhere(name, created_ns, known + count)
         return self.stream(name)
 
-    async def truncate_before(self, name: str, partition: int, offset: Offset) -> Offset:
+    async def delete_before(self, name: str, partition: int, offset: Offset) -> Offset:
         """Delete records below ``offset`` on every replica; return the new log start offset.
 
         Raises:

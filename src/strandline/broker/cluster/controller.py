@@ -26,7 +26,7 @@ INTERVAL_S = 0.25
 PROPOSE_TIMEOUT_S = 5.0
 LIMITS = ControllerLimits(session_ms=1_500)
 """Six heartbeats. A leader that is paused or cut off costs about two seconds, a controller one
-more; one that ended costs a second less, as its connections tell (``away_ms``)."""
+more; one that ended costs a second less, as its connections tell (``disconnected_ms``)."""
 
 
 class ControllerRunner:
@@ -55,7 +55,7 @@ class ControllerRunner:
         self._clock = clock
         self._limits = limits or LIMITS
         self._controller: Controller | None = None
-        self._away: dict[BrokerId, float] = {}
+        self._disconnected: dict[BrokerId, float] = {}
         self._changed = asyncio.Event()
         quorum.on_leadership.append(self._leadership_changed)
 
@@ -67,7 +67,9 @@ class ControllerRunner:
     def _leadership_changed(self) -> None:
         is_leading = self._quorum.is_leading
         now_ms = self._clock.monotonic_ms()
-        self._controller = Controller(now_ms, self._limits, self._away) if is_leading else None
+        self._controller = (
+            Controller(now_ms, self._limits, self._disconnected) if is_leading else None
+        )
         self._changed.set()
 
     def heartbeat(self, run: BrokerRun, stored_index: int) -> None:
@@ -78,13 +80,13 @@ class ControllerRunner:
     def peer_disconnected(self, broker: BrokerId) -> None:
         """Note that a broker is disconnected."""
         now_ms = self._clock.monotonic_ms()
-        self._away[broker] = now_ms
+        self._disconnected[broker] = now_ms
         if self._controller is not None:
             self._controller.lost(broker, now_ms)
 
     def peer_connected(self, broker: BrokerId) -> None:
         """Note that a broker is connected again."""
-        self._away.pop(broker, None)
+        self._disconnected.pop(broker, None)
         if self._controller is not None:
             self._controller.found(broker)
 

@@ -76,7 +76,7 @@ class LogStarts:
         log = partition.log
         try:
             with counted_removal(log, self._telemetry):
-                await self._reclaimer.truncate_before(log, min(offset, log.log_end_offset))
+                await self._reclaimer.delete_before(log, min(offset, log.log_end_offset))
         except StrandlineError as error:
             logger.warning("records of %s cannot be removed, will retry: %s", partition.name, error)
         else:

@@ -87,7 +87,7 @@ class CoordinatorHost(Protocol):
         """Create an internal stream, unless it exists."""
         ...
 
-    async def truncate_before(self, name: str, partition: int, offset: Offset) -> Offset:
+    async def delete_before(self, name: str, partition: int, offset: Offset) -> Offset:
         """Delete the records of a partition below an offset."""
         ...
 
@@ -401,6 +401,6 @@ class CoordinatorRuntime(ABC, Generic[MachineT]):
     async def _forget(self, before: Offset) -> None:
         """Delete entries that were rewritten."""
         try:
-            await self.broker.truncate_before(self.stream_name, 0, before)
+            await self.broker.delete_before(self.stream_name, 0, before)
         except StrandlineError as error:
             logger.warning("old entries of the %s stay: %s", self._title, error)

@@ -29,7 +29,7 @@ class SpaceReclaimer:
         """Wait until everything scheduled so far is removed."""
         await asyncio.wrap_future(self._thread.submit(_nothing))
 
-    async def truncate_before(self, log: Log, offset: int) -> None:
+    async def delete_before(self, log: Log, offset: int) -> None:
         """Remove the records of a log below ``offset``.
 
         Raises:
@@ -44,12 +44,12 @@ class SpaceReclaimer:
         if offset <= log.log_start_offset:
             return
         try:
-            await asyncio.to_thread(log.note_start, offset)
+            await asyncio.to_thread(log.store_start, offset)
         except DiskFullError:
             log.make_room(offset)
             await self.drained()
-            await asyncio.to_thread(log.note_start, offset)
-        log.drop_before(offset)
+            await asyncio.to_thread(log.store_start, offset)
+        log.move_start(offset)
 
     def delete(self, logs: Iterable[Log]) -> None:
         """Delete logs that are no longer written; their files follow (``drained``).

@@ -22,7 +22,7 @@ from strandline.types import LogId
 
 REPLICAS_MAX = 7
 DESCRIPTION_BYTES_MAX = 4096
-"""As in JetStream."""
+"""The most bytes of a stream's description, as in JetStream."""
 RESERVED_ROOTS = ("$JS", "$SYS", "_INBOX", "_INBOX_PRIVATE")
 """First tokens of subjects that are NATS' own: its API, its system account, and replies."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
@@ -116,7 +116,8 @@ def check_replicas(image: MetadataImage, replicas: Replicas) -> None:
         known_broker(image, broker)
     if not replicas or len(set(replicas)) != len(replicas) or len(replicas) > REPLICAS_MAX:
         raise CommandRejectedError(
-            "bad_assignment", f"1 to {REPLICAS_MAX} distinct brokers keep a partition"
+            "bad_assignment",
+            f"a partition needs 1 to {REPLICAS_MAX} distinct brokers, got {list(replicas)}",
         )
 
 
@@ -124,7 +125,7 @@ def check_stream_config(config: StreamConfig, *, is_cluster: bool) -> None:
     """Check a stream's settings.
 
     Raises:
-        InvalidConfigError: a setting is out of range; the message names both.
+        InvalidConfigError: a setting is out of range; the message names it and the range.
         InvalidSubjectError: the subject is not a NATS subject.
     """
     if not _NAME.fullmatch(config.name) or len(config.name) > NAME_BYTES_MAX:
@@ -141,7 +142,9 @@ def check_stream_config(config: StreamConfig, *, is_cluster: bool) -> None:
             f"queue_group: use 1 to {NAME_BYTES_MAX} letters, digits, '_', '-' or '.'"
         )
     if not 1 <= config.partitions <= PARTITIONS_MAX:
-        raise InvalidConfigError(f"partitions is {config.partitions}; 1 to {PARTITIONS_MAX} work")
+        raise InvalidConfigError(
+            f"partitions must be 1 to {PARTITIONS_MAX}, got {config.partitions}"
+        )
     for field in _AMOUNTS:
         if getattr(config, field) < 0:
             raise InvalidConfigError(f"{field} is negative; 0 turns it off")
@@ -169,7 +172,7 @@ def check_stream_config(config: StreamConfig, *, is_cluster: bool) -> None:
 
 
 def _check_answers(config: StreamConfig) -> None:
-    """Reject subjects on which a stream would store or answer messages meant for others."""
+    """Reject subjects on which a stream would store or acknowledge messages meant for others."""
     first, _, rest = config.subject.partition(".")
     if first in RESERVED_ROOTS and rest == ">":
         raise InvalidSubjectError(
@@ -188,7 +191,7 @@ def _check_answers(config: StreamConfig) -> None:
 
 
 def _check_queue_group(config: StreamConfig, *, is_cluster: bool) -> None:
-    """Check that in a cluster, the queue group's one recipient can lead the message's partition."""
+    """Check that in a cluster the one broker that gets a queue group's message can store it."""
     is_hashed = config.partition_rule != "suffix" and config.partitions > 1
     if is_cluster and config.queue_group and is_hashed:
         raise InvalidConfigError(
@@ -201,13 +204,16 @@ def _check_copies(config: StreamConfig, *, is_cluster: bool) -> None:
     """Check the number of replicas, and the promises that depend on it."""
     if not is_cluster and config.replicas != 1:
         raise InvalidConfigError(
-            f"replicas is {config.replicas}, which needs several brokers; one alone keeps 1 copy"
+            f"replicas is {config.replicas}, which needs a cluster; a broker that runs alone keeps "
+            "1 copy"
         )
     if not is_cluster and config.acks == "replicated":
-        raise InvalidConfigError("acks 'replicated' needs several brokers; this one has 'disk'")
+        raise InvalidConfigError(
+            "acks 'replicated' needs a cluster; a broker that runs alone offers 'disk' and 'memory'"
+        )
     if not 1 <= config.replicas <= REPLICAS_MAX:
-        raise InvalidConfigError(f"replicas is {config.replicas}; 1 to {REPLICAS_MAX} work")
+        raise InvalidConfigError(f"replicas must be 1 to {REPLICAS_MAX}, got {config.replicas}")
     if not 1 <= config.min_isr <= config.replicas:
         raise InvalidConfigError(
-            f"min_isr is {config.min_isr}; it is 1 to {config.replicas}, the number of replicas"
+            f"min_isr must be 1 to {config.replicas}, the number of replicas, got {config.min_isr}"
         )

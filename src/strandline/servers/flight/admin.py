@@ -36,7 +36,7 @@ def _delete_records(context: ActionContext, request: admin.DeleteRecords) -> lis
     broker = context.broker
     check_public(request.name)
     offset = Offset(request.offset)
-    context.run(broker.truncate_before(request.name, request.partition, offset))
+    context.run(broker.delete_before(request.name, request.partition, offset))
     return [stream_info(broker.stream(request.name), broker)]
 
 

@@ -156,7 +156,7 @@ class JetStreamPort(Protocol):
         """Delete a stream and its records."""
         ...
 
-    async def truncate_before(self, name: str, partition: int, offset: Offset) -> Offset:
+    async def delete_before(self, name: str, partition: int, offset: Offset) -> Offset:
         """Delete the records of a partition below an offset."""
         ...
 

@@ -70,7 +70,7 @@ class World:
         if command is not None:
             self.commands.append(command)
 
-    async def truncate_before(self, log, offset):
+    async def delete_before(self, log, offset):
         self.truncated.append(offset)
         if self.error is not None:
             raise self.error

@@ -49,6 +49,6 @@ async def test_a_truncated_stream_takes_no_space(cluster, kit):
     await fill(cluster, kit)
     leader = await cluster.leader()
     paths = [cluster.partition(number).log.segments[0].path for number in (1, 2, 3)]
-    await cluster.brokers[leader].truncate_before("s", 0, 40)
+    await cluster.brokers[leader].delete_before("s", 0, 40)
     await kit.until(lambda: not any(path.exists() for path in paths))
     await kit.until(lambda: kit.held(cluster.tmp_path) == [], seconds=5)

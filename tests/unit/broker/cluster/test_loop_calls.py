@@ -42,7 +42,7 @@ async def test_streams_come_grow_move_and_go_beside_the_loop(watched):
     await watched.brokers[leader].operations.reassign("s", 0, (keeps, other))
     await watched.kit.until(lambda: watched.image().replicas == (keeps, other))
     leader = await watched.leader()
-    await watched.brokers[leader].truncate_before("s", 0, 40)
+    await watched.brokers[leader].delete_before("s", 0, 40)
     for broker in watched.brokers.values():
         await watched.kit.until(lambda b=broker: b._store_of_quorum.log.log_start_offset > 0)
     await watched.brokers[1].delete_stream("s")

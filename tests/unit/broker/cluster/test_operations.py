@@ -120,15 +120,15 @@ async def test_records_are_deleted_up_to_an_offset_on_every_copy(cluster, kit):
     leader = await cluster.leader()
     away, other = (n for n in (1, 2, 3) if n != leader)
     await cluster.kill(away)
-    assert await cluster.brokers[leader].truncate_before("s", 0, 4) == 4
+    assert await cluster.brokers[leader].delete_before("s", 0, 4) == 4
     await kit.until(lambda: starts(cluster) == {leader: 4, other: 4})
     await cluster.start(away)
     await kit.until(lambda: set(starts(cluster).values()) == {4}, seconds=20)
     with pytest.raises(OffsetOutOfRangeError):
-        await cluster.brokers[leader].truncate_before("s", 0, 7)
+        await cluster.brokers[leader].delete_before("s", 0, 7)
     with pytest.raises(NotLeaderError, match=f"broker {leader} leads"):
-        await cluster.brokers[other].truncate_before("s", 0, 5)
-    assert await cluster.brokers[leader].truncate_before("s", 0, 2) == 4, "it never goes back"
+        await cluster.brokers[other].delete_before("s", 0, 5)
+    assert await cluster.brokers[leader].delete_before("s", 0, 2) == 4, "it never goes back"
 
 
 async def test_retention_is_the_leaders_and_all_copies_follow(cluster, kit):

@@ -13,7 +13,7 @@ async def test_a_new_copy_begins_within_a_batch(cluster, settings):
     cluster.kit.put(cluster.partition(leader), answers, *"abcde")
     await answers.wait(5)
     await cluster.put("f")
-    await cluster.brokers[leader].truncate_before("s", 0, 2)
+    await cluster.brokers[leader].delete_before("s", 0, 2)
     stays, mover = cluster.image().replicas
     other = next(n for n in (1, 2, 3) if n not in (stays, mover))
     await cluster.brokers[leader].operations.reassign("s", 0, (stays, other))

@@ -77,7 +77,7 @@ def read_all(partition):
 
 
 async def truncate(broker, partition):
-    await broker.truncate_before("s", 0, partition.high_watermark)
+    await broker.delete_before("s", 0, partition.high_watermark)
 
 
 async def clean(broker, _):
@@ -158,10 +158,10 @@ async def test_a_full_disk_is_freed_by_what_is_removed(broker, fill):
 
     broker.disk.write_atomically = full
     end = partition.log.segments[-1].base_offset
-    await broker.reclaimer.truncate_before(partition.log, end)
+    await broker.reclaimer.delete_before(partition.log, end)
     assert partition.log_start_offset == end
     with pytest.raises(OffsetOutOfRangeError, match="cannot delete records below offset"):
-        await broker.reclaimer.truncate_before(partition.log, 10**6)
+        await broker.reclaimer.delete_before(partition.log, 10**6)
 
 
 async def test_a_removal_that_fails_is_logged_and_the_next_one_done(broker, caplog):
@@ -199,17 +199,17 @@ async def test_a_start_that_a_full_disk_rejected_is_stored_once_there_is_room(br
     """A restart would bring the records back, whose files are gone."""
     partition = await fill()
     log, noted = partition.log, []
-    note_start = log.note_start
+    store_start = log.store_start
 
     def full_at_first(offset):
         noted.append(offset)
         if len(noted) == 1:
             raise DiskFullError("no space left")
-        note_start(offset)
+        store_start(offset)
 
-    log.note_start = full_at_first
+    log.store_start = full_at_first
     end = log.segments[-1].base_offset
-    await broker.reclaimer.truncate_before(log, end)
+    await broker.reclaimer.delete_before(log, end)
     assert noted == [end, end]
     stored = (log.directory / START_NAME).read_bytes()
     assert parse_start(stored) == end

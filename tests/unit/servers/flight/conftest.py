@@ -255,7 +255,7 @@ class FakeBroker:
         for partition in self._streams.pop(name).partitions:
             partition.closed_by = UnknownStreamError(f"stream {name!r} was deleted")
 
-    async def truncate_before(self, name: str, partition: int, offset: int) -> int:
+    async def delete_before(self, name: str, partition: int, offset: int) -> int:
         """Forget a prefix."""
         target = self.stream(name).partition(partition)
         target.log_start_offset = offset

@@ -251,7 +251,7 @@ class BeamService:
         if first > partition.high_watermark:
             await self._broker.skip_to(self._name, 0, first)
         elif first > partition.log_start_offset:
-            await self._broker.truncate_before(self._name, 0, first)
+            await self._broker.delete_before(self._name, 0, first)
         return pb.DiscardReply(ok=pb.DiscardReply.OK())
 
     async def _read(self, request: pb.ReadRequest, call: Call) -> None:

@@ -348,7 +348,7 @@ class StreamCalls:
         purged = 0
         if target > start:
             purged = await self._api.on_thread(self._counter.count, partition, start, target)
-            await self._broker.truncate_before(*partition.name, Offset(target))
+            await self._broker.delete_before(*partition.name, Offset(target))
         return request.answer(success=True, purged=purged)
 
     async def _purge_some(self, partition: Partition, body: _PurgeRequest) -> int:
