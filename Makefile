@@ -15,8 +15,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-# Variables that a caller may set: make test ARGS='-k journal', make sim SEEDS=1000, make sim
-# SEEDS=17:18 (seed 17 only), make sim-mutants SECONDS=60, make fuzz SEED=7 EXAMPLES=5000.
+# Variables a caller may set: make test ARGS='-k journal', make sim SEEDS=1000, make sim SEEDS=17:18
+# (seed 17 in all six simulators), make sim-mutants SECONDS=60, make fuzz SEED=7 EXAMPLES=5000.
 ARGS ?=
 # Tests of real processes may fail on a busy machine: failed tests run once more, alone.
 FAILED := --last-failed --last-failed-no-failures none

@@ -3,10 +3,9 @@
     python -m chaos --brokers 3,5 --minutes 2
     python -m chaos --seed 7 --faults kill-leader,mute
 
-A seed repeats the story of faults, though not each process's timing. Exit code 1 if a promise was
-broken or the cluster did not get on; the data of such a run is kept, and its place printed. Tables
-of other runs are written where ``--results`` says, as ``make chaos`` does: nobody else's directory
-is taken for a repository's.
+A seed repeats the sequence of faults, but not each process's timing. Exit code 1 if a promise was
+broken or the cluster made no progress; the data of such a run is kept, and its directory printed.
+The results of successful runs are written to the directory in ``--results``, as by ``make chaos``.
 """
 
 import argparse
@@ -49,7 +48,7 @@ HEAD: Final = (
 
 
 def row(outcome: ChaosOutcome) -> list[str]:
-    """A run as a line of the table."""
+    """Return a run's line of the table."""
     plan = outcome.plan
     counts = [outcome.acked, outcome.duplicates, outcome.rejected, outcome.unanswered]
     counts += [outcome.own, outcome.stored, outcome.read, outcome.read_errors.total()]
@@ -67,7 +66,7 @@ def row(outcome: ChaosOutcome) -> list[str]:
 
 
 def page(outcomes: list[ChaosOutcome]) -> str:
-    """The results as Markdown."""
+    """Return the results as Markdown."""
     today = dt.datetime.now(tz=dt.UTC).date().isoformat()
     lines = [f"# Chaos, {today}", "", "[docs/chaos.md](../../docs/chaos.md) says what is broken."]
     lines += ["", "| " + " | ".join(HEAD) + " |", "|" + "---|" * len(HEAD)]
@@ -86,7 +85,7 @@ def page(outcomes: list[ChaosOutcome]) -> str:
 
 
 def write(outcomes: list[ChaosOutcome], folder: Path, label: str) -> Path:
-    """Write the page of the day; where it is."""
+    """Write today's page of results; return its path."""
     today = dt.datetime.now(tz=dt.UTC).date().isoformat()
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / ("-".join(filter(None, (today, "chaos", label))) + ".md")
@@ -106,8 +105,8 @@ def run(plan: ChaosPlan) -> ChaosOutcome | None:
     shutil.rmtree(folder)
     for name, why in outcome.skipped.items():
         print(f"  {name} skipped: {why}")
-    told = zip(HEAD[2:], row(outcome)[2:], strict=True)
-    print("  " + ", ".join(f"{name} {value}" for name, value in told))
+    shown = zip(HEAD[2:], row(outcome)[2:], strict=True)
+    print("  " + ", ".join(f"{name} {value}" for name, value in shown))
     errors = (outcome.read_errors, outcome.group_errors, outcome.transaction_errors)
     for counted in filter(None, (outcome.faults, *errors)):
         print("  " + ", ".join(f"{name} {count}" for name, count in counted.most_common()))
@@ -130,8 +129,8 @@ def main() -> int:
     faults = tuple(arguments.faults.split(","))
     if unknown := set(faults) - set(FAULTS):
         parser.error(f"no fault {', '.join(sorted(unknown))}; there are {', '.join(FAULTS)}")
-    logging.getLogger("strandline").setLevel(logging.ERROR)  # clients warn of what we break
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # or brokers would be left running
+    logging.getLogger("strandline").setLevel(logging.ERROR)  # clients warn of every fault
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that brokers are stopped
     seed = random.SystemRandom().randrange(1 << 32) if arguments.seed is None else arguments.seed
     outcomes = [
         run(ChaosPlan(int(count), arguments.minutes * 60, seed + number, faults))

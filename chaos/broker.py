@@ -2,9 +2,9 @@
 
     python -m chaos.broker --knobs FILE --data-dir DIR --broker-id 1 ...
 
-It is the product's own broker: its two seams, ``Clock`` and ``Disk``, get the real ones plus what
-the knobs in a shared file say. The monotonic clock is left alone, as it is when somebody sets a
-machine's clock. Flags are those of ``strandline serve``; it prints the same ready line.
+It is the product's own broker, whose ``Clock`` and ``Disk`` are the real ones plus the deviations
+in a shared file. The monotonic clock is unchanged, as it is when somebody sets a machine's clock.
+Flags are those of ``strandline serve``; it prints the same ready line.
 """
 
 import argparse
@@ -30,7 +30,7 @@ class Knobs:
     """A small file shared by a broker and the nemesis.
 
     Args:
-        path: made if it is missing.
+        path: the file; created if it is missing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -43,7 +43,7 @@ class Knobs:
 
     @property
     def clock_ms(self) -> int:
-        """How far the broker's clock is ahead of ours, in ms; negative if it is behind."""
+        """By how many ms the broker's clock is ahead of the machine's; negative if it is behind."""
         return int(_KNOBS.unpack_from(self._map)[0])
 
     @property
@@ -52,20 +52,20 @@ class Knobs:
         return int(_KNOBS.unpack_from(self._map)[1])
 
     def turn(self, *, clock_ms: int | None = None, sync_ms: int | None = None) -> None:
-        """Set one of them, or both."""
+        """Set one value, or both."""
         clock = self.clock_ms if clock_ms is None else clock_ms
         sync = self.sync_ms if sync_ms is None else sync_ms
         _KNOBS.pack_into(self._map, 0, clock, sync)
 
 
 class JumpingClock(SystemClock):
-    """The machine's clock, set wrong."""
+    """The machine's clock, with the deviation of the knobs."""
 
     def __init__(self, knobs: Knobs) -> None:
         self._knobs = knobs
 
     def now_ns(self) -> TimestampNs:
-        """Unix time in nanoseconds, as wrong as the knob says."""
+        """Return the Unix time in nanoseconds, plus the deviation."""
         return TimestampNs(super().now_ns() + self._knobs.clock_ms * 1_000_000)
 
 
@@ -78,14 +78,14 @@ class SlowDisk(Disk):
         self._knobs = knobs
 
     def fdatasync(self, fd: int) -> None:
-        """Sync, and take the time that the knob says."""
+        """Sync, after the delay of the knobs."""
         super().fdatasync(fd)
         if self._knobs.sync_ms:
             time.sleep(self._knobs.sync_ms / 1e3)
 
 
 def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The flags as settings."""
+    """Return the flags as settings."""
     return {
         "data_dir": arguments.data_dir,
         "flight_port": arguments.flight_port,
@@ -103,7 +103,7 @@ def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Run the broker until a signal; the exit code."""
+    """Run the broker until a signal; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     for name in ("knobs", "data-dir", "peers", "nats-peers"):
         parser.add_argument(f"--{name}", required=True)

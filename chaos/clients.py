@@ -1,9 +1,9 @@
 """Our own client in a chaos run: an idempotent producer, and members of a consumer group.
 
-Rules: the producer gives each record to the client once and leaves retries to it, so a record may
-be stored once and in the order given. A member processes what it is handed, commits, and goes on;
-after a while, or an error, it leaves and joins again, as a program would that is started again: so
-whoever gets a partition has to begin where the group has come to.
+Rules: the producer passes each record to the client once and leaves retries to it, so every record
+must be stored once and in order. A member processes the records it receives, commits, and
+continues. After a while, or an error, it leaves and joins again, like a program that is restarted;
+the next owner of its partitions has to continue at the committed offsets.
 """
 
 import asyncio
@@ -32,23 +32,23 @@ from strandline.types import PartitionName
 
 UNDER_WAY: Final = 16
 DELIVERY_TIMEOUT_S: Final = 90.0
-"""Longer than any fault lasts: a record given up is a broken promise."""
+"""Longer than any fault lasts, so a record that times out is a broken promise."""
 FULL: Final = (DiskFullError, LogPoisonedError)
-"""What comes of a full disk is told at once, without retries."""
+"""Errors of a full disk, which the producer raises at once, without retries."""
 NOT_OURS: Final = (UnknownMemberError, StaleMemberError, StillLoadingError)
-"""A member hears that others consume what it had, or that its coordinator has just begun."""
+"""Errors of a member whose partitions were assigned to others, or whose coordinator restarted."""
 GROUP: Final = "chaos"
 SESSION_S: Final = 6.0
 POLL_S: Final = 0.5
 
 
 def addresses(servers: Sequence[ProcessServer]) -> str:
-    """All brokers, as ``strandline.connect`` takes them."""
+    """Return all brokers' addresses, as ``strandline.connect`` expects them."""
     return ",".join(server.flight for server in servers)
 
 
 class Sent(NamedTuple):
-    """A record on its way."""
+    """A record that is not acknowledged yet."""
 
     value: bytes
     partition: int
@@ -60,9 +60,9 @@ class OwnProducer:
 
     Args:
         servers: brokers to connect to.
-        stream: to append to.
-        histories: of its partitions.
-        name: part of each record.
+        stream: the stream to append to.
+        histories: the history of each partition.
+        name: becomes part of each record.
     """
 
     def __init__(
@@ -92,10 +92,10 @@ class OwnProducer:
         return self.acked.count
 
     async def run(self) -> None:
-        """Append until told to stop, and hear of everything.
+        """Append until told to stop, and wait for all acks.
 
         Raises:
-            ViolationError: a record was given up, or an ack is wrong.
+            ViolationError: a record timed out, or an ack is wrong.
         """
         client = await asyncio.to_thread(strandline.connect, addresses(self._servers))
         try:
@@ -112,7 +112,7 @@ class OwnProducer:
             client.close()
 
     def _send(self, producer: Producer) -> None:
-        """Append as many as may be in flight."""
+        """Append as many records as may be in flight."""
         while len(self._open) < UNDER_WAY and not self.is_stopping:
             value = f"{self.name} {self._sent}".encode()
             partition = self._sent % len(self._histories)
@@ -120,14 +120,14 @@ class OwnProducer:
             self._sent += 1
 
     async def _hear(self) -> None:
-        """Wait for the oldest ack: each comes after those before it in its partition."""
+        """Wait for the oldest ack; acks of a partition come in order."""
         if not self._open:
             return
         value, partition, ack = self._open.popleft()
         try:
             at = await asyncio.wrap_future(ack)
         except StrandlineError as error:
-            self.rejections[given_up(error)] += 1
+            self.rejections[expected_failure(error)] += 1
             self._histories[partition].refused(value)
             await asyncio.sleep(RETRY_S)
             return
@@ -142,10 +142,10 @@ class GroupClient:
 
     Args:
         servers: brokers to connect to.
-        stream: to consume.
-        histories: of the group, for each partition.
-        name: who it is in the histories.
-        stay_s: after so long it leaves, and joins again.
+        stream: the stream to consume.
+        histories: the group's history of each partition.
+        name: its name in the histories.
+        stay_s: how long it is a member before it leaves and joins again, in seconds.
     """
 
     def __init__(
@@ -173,10 +173,10 @@ class GroupClient:
         return self.records
 
     def run(self) -> None:
-        """Be a member until told to stop.
+        """Consume as a member until told to stop.
 
         Raises:
-            ViolationError: records, positions or errors that must not be.
+            ViolationError: a record, an offset or an error that must not occur.
         """
         while not self.is_stopping:
             try:
@@ -211,7 +211,7 @@ class GroupClient:
             self.records += len(values)
 
     def _commit(self, consumer: Consumer) -> None:
-        """Commit; a failed commit is repeated with the next, or another member processes again."""
+        """Commit; a failed commit is repeated with the next, or another member processes anew."""
         places = consumer.positions()
         try:
             consumer.commit()
@@ -222,22 +222,22 @@ class GroupClient:
             self._histories[name.partition].commits(at)
 
 
-def given_up(error: StrandlineError) -> str:
-    """The code of an error for which a producer may give a record up, which is not stored then.
+def expected_failure(error: StrandlineError) -> str:
+    """Return the error's code if a producer may fail a record with it, which is then not stored.
 
     Raises:
-        ViolationError: it had to try on until the record is stored.
+        ViolationError: the producer had to retry until the record was stored.
     """
     if isinstance(error, DiskFullError):
         return error.code
-    raise ViolationError(f"a record was given up: {error.code}: {error}") from error
+    raise ViolationError(f"a producer failed a record: {error.code}: {error}") from error
 
 
 def positions(servers: Sequence[ProcessServer], stream: str, partitions: int) -> list[int | None]:
     """Return the group's committed offsets, as its coordinator reports them.
 
     Raises:
-        StrandlineError: it cannot be asked.
+        StrandlineError: the coordinator does not answer.
     """
     with strandline.connect(addresses(servers)) as client:
         found = client.groups.committed_offsets(GROUP)

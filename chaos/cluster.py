@@ -1,9 +1,9 @@
 """Real brokers on this machine, optionally with a proxy on each link between two of them.
 
-Rules: a link carries frames one way, from the broker that made it, so cutting one proxy is a
-one-way partition. Clients reach brokers directly, and nats-servers each other: a broker cut off
-from its peers is still heard by publishers, which is the harder case. Every process is started
-here and ended by its id.
+Rules: a link carries frames one way, from the broker that opened it, so blocking one proxy is a
+one-way partition. Clients reach brokers directly, and so do nats-servers each other: publishers
+still reach a broker that is cut off from its peers, which is the harder case. Every process is
+started here and ended by its process id.
 """
 
 import asyncio
@@ -40,9 +40,9 @@ class ChaosCluster:
     """Brokers 1 to N with a directory each in ``folder``; an asynchronous context.
 
     Args:
-        folder: where they keep their data.
-        count: how many brokers.
-        is_direct: no proxies, so nothing can be cut, and figures are the brokers' own.
+        folder: contains their data directories.
+        count: the number of brokers.
+        is_direct: without proxies: links cannot be blocked, and the proxies do not slow them.
     """
 
     def __init__(self, folder: Path, count: int, *, is_direct: bool = False) -> None:
@@ -52,7 +52,7 @@ class ChaosCluster:
         self.servers: dict[int, ProcessServer] = {}
         self.knobs: dict[int, Knobs] = {}
         self.proxies: dict[tuple[int, int], TcpProxy] = {}
-        """(From, to) → the proxy of the link."""
+        """(from, to) → the proxy of the link."""
 
     async def __aenter__(self) -> Self:
         try:
@@ -160,7 +160,7 @@ class ChaosCluster:
             parts = self.status(number).partitions
             wanted = [p for p in parts if (p.stream, p.partition) == (stream, partition)]
             if not wanted:
-                return False  # It has just started, and the others have not told it yet.
+                return False  # the broker has just started and has no metadata yet
             [found] = wanted
             if not found.is_moving and set(found.replicas) != set(to):
                 self._ask(number, REASSIGN, order)
@@ -190,10 +190,10 @@ class ChaosCluster:
         what: str,
         timeout_s: float = SETTLE_TIMEOUT_S,
     ) -> None:
-        """Wait for something that brokers, which may be away, have to say.
+        """Wait for a condition that is read from brokers, some of which may be down.
 
         Raises:
-            TimeoutError: it does not come true.
+            TimeoutError: the condition is not met in time.
         """
         deadline_s = time.monotonic() + timeout_s
         said = ""
@@ -209,13 +209,13 @@ class ChaosCluster:
             for number, server in self.servers.items()
             for line in list(server.errors)[-15:]
         )
-        raise TimeoutError(f"not so after {timeout_s:g} s: {what}{said}\n{words}")
+        raise TimeoutError(f"after {timeout_s:g} s still not: {what}{said}\n{words}")
 
     def check_ends(self) -> None:
         """Check that every broker that is down was killed or stopped by the run; does not block.
 
         Raises:
-            ViolationError: a broker ended by itself, which others may have covered up.
+            ViolationError: a broker ended by itself, which other brokers may have hidden.
         """
         for number, server in self.servers.items():
             if server.exit_code not in (None, 0, -signal.SIGKILL):
@@ -225,13 +225,13 @@ class ChaosCluster:
     # Links
 
     def links(self, number: int) -> tuple[list[TcpProxy], list[TcpProxy]]:
-        """The links from and to a broker."""
+        """Return the links from a broker, and those to it."""
         out = [proxy for (a, _), proxy in self.proxies.items() if a == number]
         into = [proxy for (_, b), proxy in self.proxies.items() if b == number]
         return out, into
 
     async def heal(self) -> None:
-        """Open every link, correct clocks, speed up disks, and start stopped brokers."""
+        """Unblock every link, correct clocks, undo delays of disks, and start stopped brokers."""
         for proxy in self.proxies.values():
             proxy.resume()
             proxy.delay(0.0)

@@ -1,9 +1,9 @@
 """Faults of a real cluster: each breaks something, waits, and repairs it.
 
-Rules: chance comes from one seeded generator, so a seed tells the same story of faults (not the
-same history: real processes take their own time). A fault takes brokers that no other fault has,
-and gives them back; only a full disk comes to whoever has it. ``FAULTS`` names them all, and they
-are dealt as cards are: each comes once before any comes again.
+Rules: everything random comes from one seeded generator, so a seed gives the same sequence of
+faults, but not the same history, since real processes have their own timing. A fault takes brokers
+that no other fault has, and releases them; only a full disk may hit a broker that is taken.
+``FAULTS`` has them all. They come in random order, each once before any comes again.
 """
 
 import asyncio
@@ -26,25 +26,25 @@ from strandline.testing.proxy import TcpProxy
 
 SMALL_DISK_BYTES: Final = 512 << 20
 CLOCK_MS_MAX: Final = 30_000
-"""Less than half of what ids are remembered for: further, and a retry is rightly a new record."""
+"""Less than half the deduplication window: after more, a retry is rightly a new record."""
 MOUNT_TIMEOUT_S: Final = 10.0
 RESTART_PAUSE_S: Final = 0.5
 NO_MAJORITY_KILLS: Final = 0.5
 """Share of the ``no-majority`` faults that kill; the others pause."""
 BOTH_SHARE: Final = 0.3
-"""Of faults that come two at a time."""
+"""Share of rounds with two faults at a time."""
 
 
 @dataclass
 class Nemesis:
-    """Breaks one cluster, as a random generator decides.
+    """Causes faults in one cluster, as a random generator decides.
 
     Attributes:
-        cluster: which.
-        stream: whose leaders are sought out.
+        cluster: the cluster.
+        stream: the stream whose leaders are preferred victims.
         rng: decides everything random.
         small_disk: the directory of the broker whose disk can be filled, if there is one.
-        full_until_s: when there was space on it again, as the monotonic clock has it.
+        full_until_s: when that disk had space again, by the monotonic clock.
     """
 
     cluster: ChaosCluster
@@ -56,7 +56,7 @@ class Nemesis:
 
     @contextlib.asynccontextmanager
     async def victim(self, wanted: int | None = None) -> AsyncIterator[int]:
-        """Take a broker that no other fault has: the wanted one if it is free, else any."""
+        """Take a broker that no other fault has: ``wanted`` if it is free, else any."""
         async with self.victims(1, wanted) as [number]:
             yield number
 
@@ -78,7 +78,7 @@ class Nemesis:
         """Start a broker, again and again while its disk is full, as a supervisor would.
 
         Raises:
-            StrandlineError: it does not start though there is space.
+            StrandlineError: the broker does not start although there is space.
         """
         server = self.cluster.servers[number]
         while True:
@@ -93,18 +93,18 @@ class Nemesis:
                 return
 
     async def hold(self, *seconds: float) -> None:
-        """Let it last, for one of these times."""
+        """Keep up a fault for one of these times."""
         await asyncio.sleep(self.rng.choice(seconds))
 
 
 async def kill(nemesis: Nemesis) -> None:
-    """``kill -9`` of any broker, then a start."""
+    """Kill any broker with ``kill -9``, then start it."""
     async with nemesis.victim() as number:
         await _restart(nemesis, number)
 
 
 async def kill_leader(nemesis: Nemesis) -> None:
-    """``kill -9`` of the leader of a partition."""
+    """Kill the leader of a partition with ``kill -9``, then start it."""
     leader = await nemesis.cluster.leader(nemesis.stream)
     async with nemesis.victim(leader) as number:
         await _restart(nemesis, number)
@@ -117,13 +117,13 @@ async def _restart(nemesis: Nemesis, number: int) -> None:
 
 
 async def kill_all(nemesis: Nemesis) -> None:
-    """``kill -9`` of every broker at once."""
+    """Kill every broker at once with ``kill -9``, then start them."""
     async with nemesis.victims(len(nemesis.cluster.ids)) as numbers:
         await _kill_and_start(nemesis, numbers, after_s=0.0)
 
 
 async def no_majority(nemesis: Nemesis) -> None:
-    """Most brokers are killed or paused at once; clients stay connected to the others."""
+    """Kill or pause a majority at once; clients stay connected to the other brokers."""
     async with nemesis.victims(len(nemesis.cluster.ids) // 2 + 1) as numbers:
         hold_s = nemesis.rng.choice((2.0, 6.0))
         if nemesis.rng.random() < NO_MAJORITY_KILLS:
@@ -147,7 +147,7 @@ async def _kill_and_start(nemesis: Nemesis, numbers: list[int], *, after_s: floa
 
 
 async def stop(nemesis: Nemesis) -> None:
-    """SIGTERM: it hands over and ends with code 0."""
+    """Send SIGTERM: the broker must hand over and end with code 0."""
     async with nemesis.victim() as number:
         server = nemesis.cluster.servers[number]
         if code := await asyncio.to_thread(server.stop):
@@ -169,14 +169,14 @@ async def pause(nemesis: Nemesis) -> None:
 
 
 async def isolate(nemesis: Nemesis) -> None:
-    """Nothing passes between a broker and its peers, though clients still reach it."""
+    """Block all links between a broker and its peers; clients still reach it."""
     async with nemesis.victim() as number:
         out, into = nemesis.cluster.links(number)
         await _cut(nemesis, [*out, *into], seconds=(0.5, 2.0, 6.0, 15.0))
 
 
 async def move(nemesis: Nemesis) -> None:
-    """A partition is reassigned off its leader, and back, while clients append and read."""
+    """Reassign a partition off its leader, and back, while clients append and read."""
     cluster = nemesis.cluster
     leader = await cluster.leader(nemesis.stream)
     async with nemesis.victim(leader) as number:
@@ -187,19 +187,19 @@ async def move(nemesis: Nemesis) -> None:
 
 
 async def mute(nemesis: Nemesis) -> None:
-    """A broker receives from its peers, but they do not receive from it."""
+    """Block what a broker sends to its peers, but not what it receives."""
     async with nemesis.victim(await nemesis.cluster.leader(nemesis.stream)) as number:
         await _cut(nemesis, nemesis.cluster.links(number)[0])
 
 
 async def deafen(nemesis: Nemesis) -> None:
-    """A broker's peers receive from it, but it does not receive from them."""
+    """Block what a broker receives from its peers, but not what it sends."""
     async with nemesis.victim(await nemesis.cluster.leader(nemesis.stream)) as number:
         await _cut(nemesis, nemesis.cluster.links(number)[1])
 
 
 async def cut_one(nemesis: Nemesis) -> None:
-    """One link in one direction: everybody still reaches everybody by way of a third."""
+    """Block one link in one direction; a third broker still reaches both."""
     proxies = nemesis.cluster.proxies
     await _cut(nemesis, [proxies[nemesis.rng.choice(sorted(proxies))]])
 
@@ -217,7 +217,7 @@ async def _cut(
 
 
 async def flap(nemesis: Nemesis) -> None:
-    """Connections of some links are reset, a few times."""
+    """Reset the connections of some links a few times."""
     proxies = nemesis.cluster.proxies
     for _ in range(nemesis.rng.randint(1, 5)):
         for link in nemesis.rng.sample(sorted(proxies), 2):
@@ -239,7 +239,7 @@ async def slow_links(nemesis: Nemesis) -> None:
 
 
 async def slow_disk(nemesis: Nemesis) -> None:
-    """Each sync of a broker takes long."""
+    """Delay each sync of a broker."""
     async with nemesis.victim() as number:
         knobs = nemesis.cluster.knobs[number]
         knobs.turn(sync_ms=nemesis.rng.choice((5, 50, 500)))
@@ -250,7 +250,7 @@ async def slow_disk(nemesis: Nemesis) -> None:
 
 
 async def jump_clock(nemesis: Nemesis) -> None:
-    """A broker's clock is set wrong, and right again."""
+    """Set a broker's clock wrong, and right again."""
     async with nemesis.victim() as number:
         knobs = nemesis.cluster.knobs[number]
         knobs.turn(clock_ms=nemesis.rng.randint(-CLOCK_MS_MAX, CLOCK_MS_MAX))
@@ -261,7 +261,7 @@ async def jump_clock(nemesis: Nemesis) -> None:
 
 
 async def fill_disk(nemesis: Nemesis) -> None:
-    """The disk of a broker is full, until space comes back; it may be killed meanwhile."""
+    """Fill the disk of a broker and free it again; the broker may be killed meanwhile."""
     assert nemesis.small_disk is not None, "chosen only where there is one"
     filler = nemesis.small_disk / "filler"
     nemesis.full_until_s = math.inf
@@ -274,7 +274,7 @@ async def fill_disk(nemesis: Nemesis) -> None:
 
 
 def _fill(path: Path) -> None:
-    """Take all the space there is."""
+    """Use up all free space."""
     piece = bytes(1 << 20)
     with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
@@ -304,7 +304,7 @@ FAULTS: Final[dict[str, Fault]] = {
 
 OF_LINKS: Final = ("isolate", "mute", "deafen", "cut-one", "flap", "slow-links")
 OF_CLUSTERS: Final = (*OF_LINKS, "no-majority", "move")
-"""Faults that a lone broker cannot have."""
+"""Faults that need several brokers."""
 
 
 def leaves_majority(names: Sequence[str], brokers: int) -> bool:
@@ -315,7 +315,7 @@ def leaves_majority(names: Sequence[str], brokers: int) -> bool:
 
 
 def deal(names: Sequence[str], rng: random.Random) -> Iterator[list[str]]:
-    """Yield the next one or two faults, without end, from shuffled decks."""
+    """Yield the next one or two faults, without end, in random order."""
     while True:
         deck = rng.sample(names, len(names))
         while deck:
@@ -326,7 +326,7 @@ def deal(names: Sequence[str], rng: random.Random) -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def small_disk(path: Path) -> Iterator[str]:
-    """Mount a small file system in memory on a directory; yields why not, or nothing."""
+    """Mount a small file system in memory on a directory; yield why that failed, or ""."""
     path.mkdir(parents=True, exist_ok=True)
     if os.geteuid() != 0:
         yield "mounting a small disk needs root"

@@ -1,8 +1,8 @@
 """A FUSE server in the kernel's own protocol, over the files of `chaos.unsynced`.
 
-Rules: one thread answers one request after the other. What the kernel may do without us (locks,
-permissions, extended attributes, seeking for holes) is answered with ENOSYS, after which it does
-not ask again. The kernel keeps no unsynced write back, except those of shared mappings: a write
+Rules: one thread answers requests one after the other. Requests that the kernel can handle itself
+(locks, permissions, extended attributes, seeking for holes) are answered with ENOSYS, after which
+it does not send them again. The kernel caches no writes, except those of shared mappings: a write
 arrives here before its system call returns. Our own threads must never touch the mounted files.
 
 Run as a program (`python -m chaos.fuse BACKING MOUNT NAMES`), it reads commands from stdin, one a
@@ -32,9 +32,9 @@ DEVICE: Final = "/dev/fuse"
 WRITE_MAX: Final = 128 << 10
 REQUEST_MAX: Final = WRITE_MAX + PAGE
 CAPACITY: Final = 1 << 24
-"""Pages that the file system says it has."""
+"""How many pages the file system claims to have."""
 FOREVER_S: Final = 1 << 30
-"""How long the kernel may remember names and attributes: nobody else changes them."""
+"""How long the kernel may cache names and attributes: nobody else changes them."""
 KEEP_CACHE: Final = 2
 BIG_WRITES: Final = 1 << 5
 MODE, UID, GID, SIZE, MTIME, MTIME_NOW = 1, 2, 4, 8, 32, 256  # which attributes SETATTR sets
@@ -64,7 +64,7 @@ def _call(function: str, *arguments: object) -> None:
     """Call the C library.
 
     Raises:
-        OSError: it failed.
+        OSError: the call failed.
     """
     if getattr(_libc, function)(*arguments) < 0:
         number = ctypes.get_errno()
@@ -75,7 +75,7 @@ def mount(path: Path) -> int:
     """Mount a FUSE file system; return the descriptor of its requests.
 
     Raises:
-        OSError: there is no FUSE, or no right to mount.
+        OSError: FUSE or the permission to mount is missing.
     """
     device = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
     options = f"fd={device},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions"
@@ -95,10 +95,10 @@ def mount(path: Path) -> int:
 
 
 def unmount(path: Path) -> None:
-    """Unmount, also while files are open.
+    """Unmount, even while files are open.
 
     Raises:
-        OSError: it is not mounted.
+        OSError: nothing is mounted there.
     """
     _call("umount2", os.fsencode(path), MNT_DETACH)
 
@@ -122,7 +122,7 @@ class FuseServer:
     def __init__(self, files: UnsyncedFiles) -> None:
         self._files = files
         self._listings: dict[int, list[bytes]] = {}
-        """The names of each directory that is open, as they were."""
+        """The names of each open directory at the time it was opened."""
         self._next_listing = 1
         self._handlers: dict[int, Handler] = {
             1: lambda node, body: self._entry(files.find(node, _name(body))),
@@ -310,7 +310,7 @@ class _Mounted:
         self._device = mount(path)
 
     def close(self) -> None:
-        """Abort every request of the kernel first: unmounting writes shared mappings back."""
+        """Close the connection, which aborts requests, before unmounting writes mappings back."""
         os.close(self._device)
         unmount(self._path)
 
@@ -342,7 +342,7 @@ class _Mounted:
             raise
         reply = self._server.answer(memoryview(self._request)[:size])
         if reply is not None:
-            with contextlib.suppress(FileNotFoundError):  # it was interrupted meanwhile
+            with contextlib.suppress(FileNotFoundError):  # the request was interrupted meanwhile
                 os.write(self._device, reply)
 
     def _cut(self, words: list[str]) -> None:

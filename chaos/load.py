@@ -1,10 +1,10 @@
 """Publishers and readers of a chaos run, which record their observations in histories.
 
 Rules: a publisher retries each record with the same ``Nats-Msg-Id`` until it is acked, at whichever
-broker's nats-server answers. With a window of one the next record is not sent before the last was
-acked, so its records must come in order. A reader goes on where it was, on another replica if it
-roams: what it sees must be one log. A publish has three outcomes: acked, rejected, or no answer,
-after which the record may be stored or not. An error that no fault may cause is a broken promise.
+broker's nats-server answers. With a window of one it waits for each ack, so its records must be in
+order. A reader continues where it was, perhaps at another replica: it must see one log. A publish
+has three outcomes: acked, rejected, or no answer, after which the record may be stored or not. An
+error that no fault may cause is a broken promise.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ from strandline.testing.replica import ReplicaReader
 ANSWER_TIMEOUT_S: Final = 0.5
 CONNECT_TIMEOUT_S: Final = 1.0
 SILENCES_MAX: Final = 2
-"""Windows without any answer after which a publisher tries another nats-server."""
+"""After this many windows without any answer a publisher tries another nats-server."""
 RETRY_S: Final = 0.02
 READ_TIMEOUT_S: Final = 1.0
 ROAM_AFTER: Final = 5
@@ -53,18 +53,18 @@ PASSING: Final = (
     ShuttingDownError,
     UnknownStreamError,  # by a broker that has just started
 )
-"""What a client may be told while brokers are broken, besides that something is unavailable."""
+"""Errors that a client may receive during faults, besides ``UnavailableError``."""
 
 
 def expected(error: StrandlineError, *others: type[StrandlineError]) -> str:
-    """Whether an error's code may be caused by the faults.
+    """Return an error's code if the faults may cause it.
 
     Args:
-        error: what a client was told.
-        others: kinds that this client may be told besides ``PASSING``.
+        error: the error that a client received.
+        others: classes that this client may receive besides ``PASSING``.
 
     Raises:
-        ViolationError: nothing that is broken here may cause it.
+        ViolationError: no fault may cause the error.
     """
     if type(error) is UnavailableError or isinstance(error, PASSING + others):
         return error.code
@@ -80,14 +80,14 @@ class AckTimes:
         self._last_s = time.monotonic()
 
     def note(self) -> None:
-        """An ack came."""
+        """Note an ack."""
         now_s = time.monotonic()
         self.silence_s_max = max(self.silence_s_max, now_s - self._last_s)
         self._last_s = now_s
         self.count += 1
 
     def forget(self) -> None:
-        """Start a new maximum; a silence that began before still counts whole."""
+        """Start a new maximum; a silence that began before still counts in full."""
         self.silence_s_max = 0.0
 
 
@@ -96,13 +96,13 @@ class ChaosPublisher:
 
     Args:
         servers: brokers to publish at, whose ports do not change.
-        subject: of the partition.
-        history: of the partition.
-        name: part of each record and message id.
-        window: how many records are under way.
-        padding: records have 0 to 6 times so many bytes more.
+        subject: the subject of the partition.
+        history: the history of the partition.
+        name: becomes part of each record and message id.
+        window: how many records are in flight.
+        padding: records get 0 to 6 times this many extra bytes.
         answer_timeout_s: how long to wait for acks before retrying.
-        together: notes the acks of several publishers.
+        together: records the acks of several publishers.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class ChaosPublisher:
     async def _publish(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, inbox: bytes
     ) -> None:
-        """Publish one window after another until the server is silent or gone."""
+        """Publish one window after another until the server is silent or disconnects."""
         writer.write(b"CONNECT %b\r\n%b" % (OPTIONS, encode_subscribe(inbox + b".*", b"1")))
         parser, silences = Parser(PAYLOAD_MAX, from_client=False), 0
         while not self._is_done and silences <= SILENCES_MAX:
@@ -204,10 +204,10 @@ class ChaosPublisher:
         *,
         waiting: set[int],
     ) -> None:
-        """Read once, and take every answer that came.
+        """Read once, and handle every answer.
 
         Raises:
-            ConnectionResetError: the server has closed.
+            ConnectionResetError: the server has closed the connection.
         """
         data = await reader.read(PAYLOAD_MAX)
         if not data:
@@ -238,14 +238,14 @@ class ChaosPublisher:
 class ChaosReader:
     """Reads every partition of a stream from its start until told to stop; runs in a thread.
 
-    It asks a replica for no more than the replica has just said to be committed: that this offset
-    does not exist is no answer.
+    It reads only up to the high watermark that the replica has just reported, so an answer that an
+    offset does not exist is an error.
 
     Args:
-        servers: replicas to read from; with several, it goes on at the next after a few reads.
-        stream: its name.
-        histories: of the partitions.
-        name: who it is in the histories.
+        servers: replicas to read from; with several, it continues at the next after a few reads.
+        stream: the name of the stream.
+        histories: the histories of the partitions.
+        name: its name in the histories.
     """
 
     def __init__(
@@ -278,7 +278,7 @@ class ChaosReader:
         """Read at one replica after the other.
 
         Raises:
-            ViolationError: records or errors that must not be.
+            ViolationError: a record or an error that must not occur.
         """
         turn = 0
         while not self.is_stopping:
@@ -312,10 +312,10 @@ class ChaosReader:
 
 
 def read_log(server: ProcessServer, stream: str, partition: int) -> list[bytes]:
-    """A whole partition as a replica serves it.
+    """Return a whole partition as a replica serves it.
 
     Raises:
-        StrandlineError: the broker cannot be read.
+        StrandlineError: the broker does not answer.
     """
     with ReplicaReader(server.flight) as replica:
         batches = replica.read(stream, partition=partition)

@@ -1,8 +1,8 @@
-"""A directory whose unsynced files can be lost at will, as by a power cut.
+"""A directory that can lose its unsynced writes at any time, as by a power cut.
 
-Rules: another process serves the file system (`chaos.fuse`), since one that waits for its own
-answer would wait for ever. Kill whatever writes there before the cut: an ack that is sent after the
-cut is nobody's promise. Needs FUSE and the right to mount.
+Rules: another process serves the file system (`chaos.fuse`), since a process that waits for its own
+answer would wait for ever. Kill the processes that write there before the cut: an ack that is sent
+after the cut promises nothing. Needs FUSE and the permission to mount.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ def unavailable_reason(folder: Path) -> str:
     """Return why no such directory can be mounted here; empty if one can.
 
     Args:
-        folder: an empty directory to try it at.
+        folder: an empty directory to try it in.
     """
     if not Path(fuse.DEVICE).exists():
         return f"there is no {fuse.DEVICE}"
@@ -38,11 +38,11 @@ def unavailable_reason(folder: Path) -> str:
 
 
 class PowerCutDisk:
-    """A mounted directory that a cut takes back to what was synced.
+    """A mounted directory that a cut resets to what was synced.
 
     Args:
-        path: where it is mounted.
-        process: what serves it.
+        path: the mount point.
+        process: the process that serves it.
     """
 
     def __init__(self, path: Path, process: "subprocess.Popen[str]") -> None:
@@ -50,15 +50,16 @@ class PowerCutDisk:
         self._process = process
 
     def cut(self, seed: int | None = None) -> Dropped:
-        """Lose what is unsynced, and mount again; processes with open files there get errors.
+        """Lose unsynced writes, and mount again; processes with open files there get errors.
 
         Args:
-            seed: drop each unsynced page of a synced range by this chance; by default drop all.
+            seed: of a generator that decides for each unsynced page whether it is kept; None: drop
+                all.
         """
         return Dropped(**self._command("cut" if seed is None else f"cut {seed}"))
 
     def sync(self) -> None:
-        """Make everything durable that is there now."""
+        """Make all present contents durable."""
         self._command("sync")
 
     def _command(self, line: str) -> dict[str, int]:
@@ -69,10 +70,10 @@ class PowerCutDisk:
 
 
 def _answer(process: "subprocess.Popen[str]") -> dict[str, int]:
-    """Return what the server says.
+    """Return the server's answer to a command.
 
     Raises:
-        RuntimeError: it ended; its own error is on standard error.
+        RuntimeError: the server ended; its own error is on standard error.
     """
     assert process.stdout is not None
     line = process.stdout.readline()
@@ -87,7 +88,7 @@ def power_cut_disk(folder: Path, names: Names = Names.EXT4) -> Iterator[PowerCut
     """Mount an empty directory under a folder; unmount it at the end.
 
     Args:
-        folder: gets the mounted directory, and one for the content of its files.
+        folder: will contain the mounted directory, and one for the contents of its files.
         names: which sync makes names durable.
     """
     path, backing = folder / "mounted", folder / "backing"
@@ -117,7 +118,7 @@ def power_cut_disk(folder: Path, names: Names = Names.EXT4) -> Iterator[PowerCut
 
 
 def _answers(path: Path) -> bool:
-    """Return whether the directory can be looked at, as that of a dead server cannot."""
+    """Return whether the directory can be read, which that of a dead server cannot."""
     try:
         path.stat()
     except OSError:

@@ -3,9 +3,9 @@
 Rules: liveness is judged as strictly as safety. While the faults of a round leave a majority, no
 publisher waits longer than ``ChaosPlan.progress_s`` for an ack. Within the same time after each
 round every client makes progress. A run ends when its time is over and each of its faults has
-happened. Then everything heals, every publisher learns the outcome of every record it sent, each
-replica must serve the same log, which agrees with the histories, and every reader and the group
-reach its end.
+happened. Then all faults end, and every publisher learns the outcome of every record. All replicas
+must serve the same log, which agrees with the histories, and every reader and the group must reach
+its end.
 """
 
 import asyncio
@@ -32,12 +32,12 @@ STREAM: Final = "chaos"
 PARTITIONS: Final = 2
 WINDOWS: Final = (1, 16)
 MEMBERS: Final = {"ann": 5.0, "bob": 8.0}
-"""For how many seconds at a time they are members of the group."""
+"""The members of the group, and for how many seconds at a time they stay in it."""
 PROGRESS_S: Final = 10.0
-"""As promised in docs/guarantees.md: how long a client may stand still."""
+"""How long a client may make no progress, as promised in docs/guarantees.md."""
 STOP_TIMEOUT_S: Final = 60.0
 ARRIVE_TIMEOUT_S: Final = 60.0
-"""In which readers and the group come to the end of what nobody adds to."""
+"""How long readers and the group may take to reach the end after the last publish."""
 POLL_S: Final = 0.05
 Workers = list["asyncio.Future[None]"]
 Client = ChaosPublisher | OwnProducer | ChaosReader | GroupClient | TransactionLoad
@@ -48,11 +48,10 @@ class ChaosPlan:
     """The parameters of a run.
 
     Attributes:
-        brokers: how many.
-        seconds: how long things break at least; each of the faults happens, however long it takes.
-        seed: decides which faults there are, and when.
-        faults: names of those that may happen.
-        progress_s: how long a client may stand still, in seconds.
+        brokers: the number of brokers. seconds: how long there are faults, at least; each fault
+        happens once, however long it takes. seed: determines which faults happen, and when. faults:
+        names of the faults that may happen. progress_s: how long a client may make no progress, in
+        seconds.
     """
 
     brokers: int
@@ -71,23 +70,23 @@ class ChaosOutcome:
     skipped: dict[str, str] = field(default_factory=dict)
     acked: int = 0
     duplicates: int = 0
-    """Retries that were answered with where the record is already."""
+    """Retries that were answered with the offset at which the record is stored already."""
     rejected: int = 0
     unanswered: int = 0
     own: int = 0
-    """Of what was acked, what the idempotent producer sent."""
+    """How many of the acked records the idempotent producer sent."""
     stored: int = 0
     read: int = 0
     read_errors: Counter[str] = field(default_factory=Counter)
     rounds: int = 0
-    """How often one fault, or two, came and went."""
+    """The number of rounds of one or two faults."""
     processed: int = 0
-    """By the members of the group, what they processed again counted again."""
+    """Records processed by the members of the group; repeats count again."""
     stays: int = 0
-    """How often one of them joined it."""
+    """How often a member joined the group."""
     group_errors: Counter[str] = field(default_factory=Counter)
     committed: int = 0
-    """Transactions."""
+    """The number of committed transactions."""
     transaction_errors: Counter[str] = field(default_factory=Counter)
     silence_s_max: float = 0.0
     """The longest time in which one publisher received no ack while there was a majority."""
@@ -100,7 +99,7 @@ class LoadOptions:
     """The clients that work during the faults, and their histories.
 
     Args:
-        cluster: at which.
+        cluster: the cluster.
     """
 
     def __init__(self, cluster: ChaosCluster) -> None:
@@ -138,7 +137,7 @@ class LoadOptions:
 
     @property
     def clients(self) -> "list[Client]":
-        """All of them."""
+        """Return all clients."""
         return [*self.publishers, *self.followers]
 
     def tell(self, outcome: ChaosOutcome) -> None:
@@ -161,11 +160,11 @@ class LoadOptions:
 
 
 async def run_chaos(plan: ChaosPlan, folder: Path) -> ChaosOutcome:
-    """Start a cluster, break it as the seed says, heal it, judge.
+    """Start a cluster, break it as the seed decides, heal it, and check the results.
 
     Raises:
         ViolationError: a promise was broken.
-        TimeoutError: a client stood still for longer than promised.
+        TimeoutError: a client made no progress for longer than promised.
         StrandlineError: a broker did not start.
     """
     outcome = ChaosOutcome(plan)
@@ -194,11 +193,11 @@ async def run_chaos(plan: ChaosPlan, folder: Path) -> ChaosOutcome:
 async def _break_under_load(
     nemesis: Nemesis, load: LoadOptions, outcome: ChaosOutcome, *, followers: Workers
 ) -> None:
-    """Break the cluster under load, until publishers have all their answers."""
+    """Break the cluster under load; return when publishers have all their answers."""
     plan, missing = outcome.plan, set(outcome.plan.faults) - outcome.skipped.keys()
     if not missing:
         raise InvalidRequestError(f"none of these faults can happen here: {outcome.skipped}")
-    # A generator of its own: what faults draw must not change which come next.
+    # A generator of its own, so that numbers that faults draw do not change the next faults.
     hands = deal(sorted(missing), random.Random(f"faults of {plan.seed}"))
     async with working(load.publishers) as publishing:
         workers = [*publishing, *followers]
@@ -230,7 +229,7 @@ async def _judge_liveness(
     """Wait until every client has made progress after a round, and judge its silences.
 
     Raises:
-        TimeoutError: a client stood still for longer than promised.
+        TimeoutError: a client made no progress for longer than promised.
     """
     healed_s = time.monotonic()
     try:
@@ -278,7 +277,7 @@ async def _judge_readers(
 async def _judge_group(
     cluster: ChaosCluster, group: list[GroupHistory], ends: list[int], *, followers: Workers
 ) -> None:
-    """The group must have processed everything, and its positions must say so."""
+    """Check that the group has processed everything, and that its offsets are at the end."""
     found: list[int | None] = []
 
     def is_there() -> bool:
@@ -316,10 +315,10 @@ async def following(
     """Run clients that block, each in a thread.
 
     Raises:
-        TimeoutError: one of them does not stop.
+        TimeoutError: a client does not stop.
     """
     loop = asyncio.get_running_loop()
-    threads = ThreadPoolExecutor(len(readers))  # the loop's own would be full of them
+    threads = ThreadPoolExecutor(len(readers))  # they would fill the loop's own pool
     workers = [loop.run_in_executor(threads, each.run) for each in readers]
     try:
         yield workers
@@ -335,7 +334,7 @@ async def following(
 
 @contextlib.asynccontextmanager
 async def working(publishers: Sequence[ChaosPublisher | OwnProducer]) -> AsyncIterator[Workers]:
-    """Run all clients; at the end they have all their answers."""
+    """Run publishers; at the end wait until they have all their answers."""
     workers: Workers = [asyncio.create_task(each.run()) for each in publishers]
     try:
         yield workers
@@ -354,7 +353,7 @@ async def progress(
     """Wait until each client has done something new: an ack, a record, a transaction.
 
     Raises:
-        TimeoutError: one has not.
+        TimeoutError: a client has not.
     """
     before = [client.steps for client in clients]
     deadline_s = time.monotonic() + timeout_s

@@ -35,7 +35,7 @@ UNDECIDED: Final = (
     TransactionAbortedError,
     *FULL,
 )
-"""Errors after which the next transaction, under the same id, settles what became of this one."""
+"""Errors after which the next transaction under the same id decides the outcome of this one."""
 
 
 class TransactionLoad:
@@ -50,7 +50,7 @@ class TransactionLoad:
 
     def __init__(self, servers: Sequence[ProcessServer], partitions: int) -> None:
         self.steps = 0
-        """How many transactions were committed."""
+        """The number of committed transactions."""
         self.errors: Counter[str] = Counter()
         self.is_stopping = False
         self._servers = servers
@@ -92,15 +92,15 @@ class TransactionLoad:
         self.steps += 1
 
     def judge(self) -> None:
-        """Compare what readers see with the answers, now that everything has healed.
+        """Compare what readers see with the answers, after all faults have ended.
 
         Raises:
-            ViolationError: a transaction is there in part, twice, or against its outcome.
+            ViolationError: a transaction is visible in part, twice, or against its outcome.
             StrandlineError: the stream cannot be read.
         """
         seen: list[Counter[int]] = []
         with strandline.connect(addresses(self._servers)) as client:
-            client.transaction(TRANSACTION_ID).abort()  # settles an open one of the same id
+            client.transaction(TRANSACTION_ID).abort()  # decides an open one of the same id
             for partition in range(self._partitions):
                 table = client.read(STREAM, partition=partition, columns=["value"]).read_all()
                 seen.append(Counter(int(value) for value in table["value"].to_pylist()))

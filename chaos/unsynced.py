@@ -1,9 +1,9 @@
-"""The files of a file system that forgets what was not synced when the power is cut.
+"""The files of a file system that loses unsynced changes when the power is cut.
 
-Rules: data is written to its backing file at once; for each page that changed since its file's
-last sync, the synced content is kept in memory, and a cut writes it back. The names of a directory
-are kept twice, as they are and as they were synced. A file is created empty: without a sync nothing
-of it survives but, perhaps, its name. Must not know FUSE.
+Rules: data is written to its backing file at once. For each page that changed since its file's last
+sync, the synced content is kept in memory, and a cut writes it back. The names of a directory are
+kept twice, the present and the synced ones. A file is created empty: without a sync nothing of it
+survives a cut except, perhaps, its name. Must not know FUSE.
 
 Which sync makes names durable is a choice. ``ext4``: any sync commits all names, as the journal of
 ext4 does, so a name may outlive the content of its file. ``posix``: a name is durable when its
@@ -42,14 +42,14 @@ class Inode:
     links: int = 1
     mtime_ns: int = field(default_factory=time.time_ns)
     target: bytes = b""
-    """Of a symbolic link."""
+    """The target of a symbolic link."""
     entries: dict[bytes, int] = field(default_factory=dict)
     synced_entries: dict[bytes, int] = field(default_factory=dict)
     descriptor: int = -1
-    """Of a file's backing file."""
+    """The descriptor of a file's backing file."""
     synced_size: int = 0
     replaced: dict[int, bytes] = field(default_factory=dict)
-    """The synced content of the pages that were changed since, by their number."""
+    """The synced content of pages that have changed since, by page number."""
 
     @property
     def is_directory(self) -> bool:
@@ -67,9 +67,9 @@ class Dropped:
     """What a cut lost."""
 
     pages: int = 0
-    """Pages with unsynced changes, appended ones included."""
+    """The number of pages with unsynced changes, including appended ones."""
     names: int = 0
-    """Names that were created, removed or changed since they were synced."""
+    """The number of names that were created, removed or changed since they were synced."""
 
 
 class UnsyncedFiles:
@@ -85,7 +85,7 @@ class UnsyncedFiles:
         self._names = names
         self._next = ROOT + 1
         self._renamed: set[int] = set()
-        """Directories whose names changed since they were synced."""
+        """Directories whose names have changed since they were synced."""
         self.inodes: dict[int, Inode] = {ROOT: Inode(ROOT, stat.S_IFDIR | 0o755, links=2)}
 
     def find(self, parent: int, name: bytes) -> Inode:
@@ -130,7 +130,7 @@ class UnsyncedFiles:
         return inode
 
     def remove(self, parent: int, name: bytes) -> None:
-        """Remove a name. The inode stays: it may be open, or its name may come back by a cut.
+        """Remove a name. The inode stays: it may be open, or a cut may restore its name.
 
         Raises:
             OSError: ENOENT, or ENOTEMPTY.
@@ -142,7 +142,7 @@ class UnsyncedFiles:
         inode.links -= 2 if inode.is_directory else 1
 
     def rename(self, parent: int, name: bytes, new: tuple[int, bytes], *, replace: bool) -> None:
-        """Move a name, in the place of another one if there is one.
+        """Rename; ``replace`` allows an existing name to be replaced.
 
         Raises:
             OSError: ENOENT, EEXIST or ENOTEMPTY.
@@ -159,11 +159,11 @@ class UnsyncedFiles:
         entries[new_name] = moved.number
 
     def read(self, number: int, position: int, size: int) -> bytes:
-        """Return what is there, synced or not."""
+        """Return the present content, synced or not."""
         return os.pread(self.inodes[number].descriptor, size, position)
 
     def write(self, number: int, position: int, data: bytes | memoryview) -> int:
-        """Write, and keep what it replaces."""
+        """Write, and keep the synced content that it replaces."""
         inode = self.inodes[number]
         self._keep(inode, position, position + len(data))
         inode.mtime_ns = time.time_ns()
@@ -193,7 +193,7 @@ class UnsyncedFiles:
         self._renamed -= set(synced)
 
     def sync_all(self) -> None:
-        """Make everything durable, as a kernel does by itself within half a minute."""
+        """Make everything durable, as the kernel does by itself within half a minute."""
         for number in list(self.inodes):
             self.sync(number)
 
@@ -201,8 +201,8 @@ class UnsyncedFiles:
         """Return to what was synced.
 
         Args:
-            seed: keep each unsynced page of a synced range or drop it by this chance, as a disk
-                does that was writing; by default all are dropped.
+            seed: of a generator that decides for each unsynced page of a synced range whether it
+                is kept, as on a disk that was being written; None: all are dropped.
         """
         chance = None if seed is None else random.Random(seed)
         dropped = Dropped()
@@ -215,12 +215,12 @@ class UnsyncedFiles:
         return dropped
 
     def _change(self, directory: int) -> dict[bytes, int]:
-        """Return the names of a directory, to be changed."""
+        """Return the names of a directory for changing them, after noting the synced ones."""
         self._renamed.add(directory)
         return self.inodes[directory].entries
 
     def _return_to_synced_names(self, dropped: Dropped) -> set[int]:
-        """Return the inodes that have a name afterwards, the root included."""
+        """Restore all synced names; return the inodes that have a name, including the root."""
         reachable, waiting = {ROOT}, [self.inodes[ROOT]]
         self._renamed.clear()
         for each in self.inodes.values():
@@ -247,14 +247,14 @@ class UnsyncedFiles:
 
     @staticmethod
     def _keep(inode: Inode, start: int, stop: int) -> None:
-        """Keep the synced content of the pages of a range that is about to change."""
+        """Keep the synced content of the pages in a range that is about to change."""
         for page in range(start // PAGE, -(-min(stop, inode.synced_size) // PAGE)):
             if page not in inode.replaced:
                 inode.replaced[page] = os.pread(inode.descriptor, PAGE, page * PAGE)
 
 
 def _return_to_synced_content(inode: Inode, chance: random.Random | None) -> int:
-    """Return the number of pages that lost changes."""
+    """Restore synced content; return the number of pages that lost changes."""
     beyond = max(0, -(-inode.size // PAGE) - -(-inode.synced_size // PAGE))
     lost = [n for n in sorted(inode.replaced) if chance is None or chance.random() < 0.5]
     os.truncate(inode.descriptor, inode.synced_size)

@@ -1,6 +1,6 @@
 """Deterministic simulation: whole clusters in one process, each run determined by a seed.
 
-Virtual time, a network that loses, repeats, delays and cuts, processes that pause and die, disks
-that forget what was not synced, or lie about it. Checkers judge what happened from outside; seeded
-bugs prove that they see. The same seed gives the same history, byte for byte.
+Time is virtual. The network loses, repeats, delays and blocks messages; processes pause and crash;
+disks lose unsynced writes, or lie about syncs. Checkers judge the results from outside; seeded bugs
+prove that the checkers find mistakes. The same seed gives the same history, byte for byte.
 """

@@ -3,9 +3,10 @@
     python -m simulation histories --seeds 200  # all simulations, seeds 0 to 199
     python -m simulation histories consensus --seeds 17:18  # one history again
     python -m simulation bugs --seconds 30  # is each seeded bug found?
-    python -m simulation trace --seeds 17:18 > 17.log  # who did what, for ShiViz
+    python -m simulation trace --seeds 17:18 > 17.log  # a replication history, for ShiViz
 
-Exit code 1 if a promise was broken, or a seeded bug was not found.
+``--seeds FROM:TO`` excludes TO; a failure prints the command that repeats it. Exit code 1 if a
+promise was broken, or a seeded bug was not found.
 """
 
 import argparse
@@ -45,7 +46,7 @@ class HistoryKind(Protocol):
 
 
 class Simulation(NamedTuple):
-    """One history from its seed, and the bugs that some history must find."""
+    """A simulator: the function that runs a seed's history, and its seeded bugs."""
 
     run: Callable[[int], HistoryKind]
     bugs: tuple[SeededBug, ...]
@@ -62,24 +63,28 @@ SIMULATIONS: Final = {
 
 
 def run_histories(name: str, seeds: range) -> bool:
-    """Run a history for each seed and print totals; return whether all passed."""
+    """Run a history for each seed; print failures and totals; return whether all passed."""
     run = SIMULATIONS[name].run
     started_s, events, failures = time.process_time(), 0, 0
     counts: Counter[str] = Counter()
     for seed in seeds:
         try:
             history = run(seed)
-        except Exception as error:  # noqa: BLE001 -- whatever it is, the seed is what matters
+        except Exception as error:  # noqa: BLE001 -- any error fails the history
             failures += 1
-            print(f"{name}, seed {seed}: {type(error).__name__}: {error}", flush=True)
+            print(
+                f"{name}, seed {seed}: {type(error).__name__}: {error}\n"
+                f"    repeat it: python -m simulation histories {name} --seeds {seed}:{seed + 1}",
+                flush=True,
+            )
         else:
             events += history.events
             counts += history.counts
-    took_s = time.process_time() - started_s  # of a core, whoever else uses the machine
-    told = ", ".join(f"{what} {number:,}" for what, number in sorted(counts.items()))
+    took_s = time.process_time() - started_s  # CPU time, whatever else the machine does
+    listed = ", ".join(f"{what} {number:,}" for what, number in sorted(counts.items()))
     print(
-        f"{name}: {len(seeds)} histories, {failures} bad, {events:,} events, "
-        f"{events / took_s * 60 / 1e6:.1f} M events/min on one core; {told}"
+        f"{name}: {len(seeds)} histories, {failures} failed, {events:,} events, "
+        f"{events / took_s * 60 / 1e6:.1f} M events/min on one core; {listed}"
     )
     return not failures
 
@@ -93,10 +98,9 @@ class FoundBug(NamedTuple):
 
 
 def find_bug(name: str, bug: SeededBug, *, seconds: float, enough: int = 1) -> FoundBug:
-    """Run histories with the bug until it was seen ``enough`` times, or the time is over.
+    """Run histories with the bug until ``enough`` of them fail, or the time is over.
 
-    Crashing is being seen, too. The time is that of a core: on a busy machine no bug is harder to
-    find.
+    A crash counts as a failure. The limit is CPU time, so that a busy machine changes nothing.
     """
     run = SIMULATIONS[name].run
     started_s, seed, seen, how = time.process_time(), 0, 0, ""
@@ -112,7 +116,7 @@ def find_bug(name: str, bug: SeededBug, *, seconds: float, enough: int = 1) -> F
 
 
 def find_bugs(name: str, *, seconds: float) -> bool:
-    """Look for each bug of a simulation, print in how many seeds it is seen; whether all are."""
+    """Search for each bug of a simulator and print how many seeds show it; return whether all."""
     bugs, missed = SIMULATIONS[name].bugs, 0
     for bug in bugs:
         found = find_bug(name, bug, seconds=seconds, enough=5)
@@ -124,7 +128,7 @@ def find_bugs(name: str, *, seconds: float) -> bool:
 
 
 def trace(seed: int, events_max: int) -> list[str]:
-    """The first events of a replication history, with vector clocks."""
+    """Return the first events of a replication history, with vector clocks."""
     events: list[str] = []
 
     def write(event: str) -> None:
@@ -136,7 +140,7 @@ def trace(seed: int, events_max: int) -> list[str]:
 
 
 def parse_seeds(text: str) -> range:
-    """``200`` is 0 to 199, ``17:18`` is 17."""
+    """Parse seeds: ``200`` is 0 to 199, ``17:18`` is 17."""
     first, colon, last = text.partition(":")
     return range(int(first), int(last)) if colon else range(int(text))
 
@@ -145,14 +149,19 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run the command line's request; return the exit code.
 
     Args:
-        words: of the command line; None: of this process.
+        words: the command line's words; None: those of this process.
     """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("what", choices=("histories", "bugs", "trace"))
     parser.add_argument("simulation", nargs="*", help=f"of: {', '.join(SIMULATIONS)} (all)")
-    parser.add_argument("--seeds", type=parse_seeds, default=range(200), help="N or FROM:TO (200)")
+    parser.add_argument(
+        "--seeds",
+        type=parse_seeds,
+        default=range(200),
+        help="N (0 to N - 1) or FROM:TO (FROM to TO - 1) (200)",
+    )
     parser.add_argument("--events", type=int, default=400, help="length of a trace (400)")
     parser.add_argument("--seconds", type=float, default=30.0, help="longest search for a bug (30)")
     arguments = parser.parse_intermixed_args(words)

@@ -1,4 +1,4 @@
-"""Seeded bugs: one small change each to code that is right, to see whether the checkers notice.
+"""Seeded bugs: small changes to correct code, to see whether the checkers notice them.
 
 ``SourceRewrite`` replaces a piece of a function's source and compiles the function again. The piece
 must occur exactly once, or the bug is out of date, which is an error. ``Replacement`` replaces a
@@ -21,8 +21,8 @@ class SourceRewrite:
     Attributes:
         name: what is wrong, in a few words.
         place: ``package.module:Class.function`` or ``package.module:function``.
-        right: a piece of its source, found there once.
-        wrong: what stands there instead.
+        right: a piece of the function's source, which must occur there once.
+        wrong: the replacement.
     """
 
     name: str
@@ -35,7 +35,7 @@ class SourceRewrite:
         """Run the body with the bug in place.
 
         Raises:
-            ValueError: the source has changed, and the bug with it.
+            ValueError: the source no longer has the piece, so the bug has to be adapted.
         """
         module_name, _, path = self.place.partition(":")
         module = importlib.import_module(module_name)
@@ -51,13 +51,13 @@ class SourceRewrite:
             setattr(owner, name, original)
 
     def _compiled(self, original: object, names: dict[str, Any]) -> object:
-        """The function with the bug, in the same wrapping (a property stays one)."""
+        """Return the function with the bug, of the same kind (a property stays a property)."""
         function = original.fget if isinstance(original, property) else original
         assert inspect.isfunction(function), "a bug is planted in a function"
         source = textwrap.dedent(inspect.getsource(function))
         count = source.count(self.right)
         if count != 1:
-            raise ValueError(f"{self.name}: its place holds {self.right!r} {count} times")
+            raise ValueError(f"{self.name}: {self.right!r} is in {self.place} {count} times")
         space = dict(names)
         wrong = source.replace(self.right, self.wrong)
         exec(compile(wrong, f"<{self.name}>", "exec"), space)  # noqa: S102 -- our own source
@@ -71,8 +71,8 @@ class Replacement:
     Attributes:
         name: what is wrong, in a few words.
         attribute: the name by which the function is looked up.
-        instead: what is found there with the bug.
-        owners: modules or classes where it is looked up.
+        instead: the function with the bug.
+        owners: the modules or classes in which it is looked up.
     """
 
     name: str

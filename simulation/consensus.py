@@ -1,10 +1,11 @@
 """Runs of the consensus group: real ``Raft`` cores on simulated disks, clocks and network.
 
-Faults: messages lost, repeated, late and out of order; links cut one way or both; crashes during a
-write, of one member or all, which lose or keep any part of what was not synced; slow syncs; clocks
-that run at different speeds; snapshots; hand-overs; membership changes, many of them right after
-elections. Judged: see ``ConsensusChecker``, and ``QuorumWatch`` for leaders without a quorum. After
-some time everything heals, and then the group has to agree again, and to get on: see ``Trials``.
+Faults: messages lost, repeated, late and out of order; links blocked one way or both; crashes of
+one member or all, which lose any part of the unsynced writes; slow syncs; clocks that run at
+different speeds; snapshots; leadership transfers; membership changes, many of them right after
+elections. ``ConsensusChecker`` judges, and ``QuorumWatch`` finds leaders without a quorum. After
+some time all faults end, and then the group has to agree again and to make progress: see
+``Trials``.
 """
 
 from collections.abc import Sequence
@@ -23,10 +24,10 @@ HEALED_MS = 5_000.0
 
 
 class ConsensusGroup:
-    """One history.
+    """A simulated group and its history.
 
     Args:
-        seed: decides everything.
+        seed: determines everything.
     """
 
     def __init__(self, seed: int) -> None:
@@ -40,7 +41,7 @@ class ConsensusGroup:
         self.commands = 0
 
     def choose(self) -> int:
-        """Choose how everything behaves, and how many voters there are at first."""
+        """Choose limits and speeds; return the number of voters at the beginning."""
         rng = self.world.rng
         voters: int = rng.choice((1, 2, 3, 3, 4, 5))
         self.changes_members = rng.random() < 0.5
@@ -61,11 +62,11 @@ class ConsensusGroup:
         return voters
 
     def run(self) -> World:
-        """Faults, then healing, then judgement.
+        """Run the history: faults, then healing, then checks.
 
         Raises:
             ViolationError: a promise was broken.
-            AssertionError: an invariant of the core was.
+            AssertionError: an invariant of the core was violated.
         """
         world = self.world
         for _ in range(3):
@@ -83,11 +84,11 @@ class ConsensusGroup:
         return world
 
     def judge_end(self) -> None:
-        """Nothing has broken for a while."""
+        """Check the group some time after all faults have ended."""
         self.checker.judge_end([member.raft for member in self.members.values()])
 
     def send(self, envelopes: Sequence[Envelope]) -> None:
-        """Hand messages to the network."""
+        """Send messages over the network."""
         for envelope in envelopes:
             link = (envelope.sender, envelope.receiver)
             self.world.send(link, self.members[envelope.receiver].receive, envelope)
@@ -97,7 +98,7 @@ class ConsensusGroup:
         if not member.is_up:
             member.start()
 
-    # What happens
+    # Events
 
     @property
     def is_over(self) -> bool:
@@ -110,7 +111,7 @@ class ConsensusGroup:
         return [m for m in members if m.is_up and isinstance(m.raft.role, RaftLeader)]
 
     def client(self) -> None:
-        """A command or a read now, and again soon."""
+        """Issue a command or a read now, and again soon."""
         world, rng = self.world, self.world.rng
         if self.is_over:
             return
@@ -125,23 +126,23 @@ class ConsensusGroup:
             self.command(member)
 
     def command(self, member: SimMember) -> None:
-        """A client's command."""
+        """Issue a client's command."""
         self.commands += 1
         member.propose(b"c%d" % self.commands)
 
     def ask(self, member: SimMember) -> None:
-        """A client's read."""
+        """Issue a client's read."""
         if member.is_up and not member.pause_ms:
             self.commands += 1
             member.read(self.commands, self.checker.acked_index)
 
     def elected(self, member: SimMember) -> None:
-        """Stress a new leader, where bugs hide: propose at once, isolate it, or kill it."""
+        """Stress a new leader: propose at once, isolate it, or kill it."""
         rng = self.world.rng
         self.world.note(f"{member.me} leads {member.raft.state.term}")
         if self.is_over:
             return
-        if rng.random() < 0.3:  # somebody was waiting for a leader
+        if rng.random() < 0.3:  # a client was waiting for a leader
             self.command(member)
         if rng.random() < (0.6 if self.is_stormy else 0.1):
             self.world.after(rng.uniform(0, 80 if self.is_stormy else 10), self.kill, member)
@@ -152,7 +153,7 @@ class ConsensusGroup:
                 self.world.after(rng.uniform(0, 15), self.isolate, member)
 
     def applied(self, member: SimMember, entry: RaftEntry) -> None:
-        """A member has applied an entry; nothing comes of it here."""
+        """Handle that a member has applied an entry; scenarios override this."""
 
     def isolate(self, member: SimMember) -> None:
         """Partition a member, with at most half of the others."""
@@ -163,9 +164,9 @@ class ConsensusGroup:
         self.cut_off([member.me, *self.world.rng.sample(others, few)], one_way=0)
 
     def cut_off(self, side: Sequence[BrokerId], *, one_way: float) -> None:
-        """Partition a side for a while: long enough for an election, short enough to continue.
+        """Partition ``side`` for a while: long enough for an election, short enough to continue.
 
-        What is cut meanwhile replaces it, and heals with it.
+        A partition that begins meanwhile replaces this one, and ends with it.
         """
         self.world.partition(side, self.ids, one_way=one_way)
         self.world.after(self.world.rng.uniform(20, 600), self.world.heal)
@@ -175,7 +176,7 @@ class ConsensusGroup:
         rng = self.world.rng
         old = member.raft.state.members
         voters, learners = set(old.voters), set(old.learners)
-        for someone in rng.sample(self.ids, rng.choice((1, 1, 1, 2))):  # two are to be refused
+        for someone in rng.sample(self.ids, rng.choice((1, 1, 1, 2))):  # two must be rejected
             if someone in voters and len(voters) > 1:
                 voters.remove(someone)
             elif someone in learners:
@@ -186,7 +187,7 @@ class ConsensusGroup:
         member.change_members(Members(tuple(sorted(voters)), tuple(sorted(learners))))
 
     def chaos(self) -> None:
-        """Something bad, and more of it later."""
+        """Cause a fault, and schedule the next one."""
         world, rng = self.world, self.world.rng
         if self.is_over:
             return
@@ -223,7 +224,7 @@ class ConsensusGroup:
             leader.pause(self.world.rng.uniform(50, 500))
 
     def kill(self, member: SimMember) -> None:
-        """Crash a member, to be started again."""
+        """Crash a member, and start it again later."""
         member.crash()
         down_ms_max = 80 if self.is_stormy else 400
         self.world.after(self.world.rng.uniform(5, down_ms_max), self.restart, member)

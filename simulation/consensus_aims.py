@@ -1,7 +1,7 @@
 """Directed scenarios of the consensus group, for mistakes that random runs rarely meet.
 
-Rules: an aim chooses how the group is made and what comes right after an election; all else is as
-in any history, faults and judges too. Every fourth seed aims, at one of ``AIMS`` after the other.
+Rules: a scenario chooses the group's parameters and what happens right after an election. The rest,
+with faults and checks, is as in any history. Every fourth seed runs one of ``AIMS``, in rotation.
 """
 
 from typing import Final
@@ -16,14 +16,15 @@ from strandline.types import BrokerId
 
 
 class Figure8(ConsensusGroup):
-    """Leaders of three that are isolated before any member has their first entry (paper, figure 8).
+    """The paper's figure 8: leaders are isolated before any other member has their first entry.
 
-    One is cut off, then the next, in a newer term; the first comes back and gets its old entry to
-    most. Until an entry of its new term follows there, the second may still replace it.
+    One leader is isolated, then the next, in a newer term. The first returns and replicates its
+    old entry to a majority. The second may still replace that, until an entry of the first
+    leader's new term is replicated, too.
     """
 
     def choose(self) -> int:
-        """Three voters, quick disks, one entry in a message."""
+        """Choose three voters, fast disks, and one entry in a message."""
         super().choose()
         self.changes_members, self.is_stormy = False, False
         self.sync_ms = (0.1, 1)
@@ -34,16 +35,16 @@ class Figure8(ConsensusGroup):
         return 3
 
     def client(self) -> None:
-        """None: each leadership leaves one entry, its own, and nothing has to be caught up."""
+        """Issue nothing: each leadership leaves its own entry only, so nobody has to catch up."""
 
     def elected(self, member: SimMember) -> None:
-        """Be cut off, or get on."""
+        """Isolate the new leader, or let it continue."""
         self.world.note(f"{member.me} leads {member.raft.state.term}")
         if not self.is_over and self.world.rng.random() < 0.6:
             self.cut_off([member.me], one_way=0)
 
     def applied(self, member: SimMember, entry: RaftEntry) -> None:
-        """A leader considers an old entry committed: isolate it at that moment."""
+        """Isolate a leader at the moment at which it considers an old entry committed."""
         is_old = entry.term < member.raft.state.term
         if is_old and isinstance(member.raft.role, RaftLeader) and not self.is_over:
             self.cut_off([member.me], one_way=0)
@@ -52,11 +53,12 @@ class Figure8(ConsensusGroup):
 class TwoChanges(ConsensusGroup):
     """A leader that promotes two learners at once, and is isolated with them.
 
-    Of three old voters the other two elect; three of five would go on without them.
+    The other two of three old voters are a majority and elect. With both changes, the leader and
+    the learners would be a majority of five, too.
     """
 
     def choose(self) -> int:
-        """Three voters and two spares."""
+        """Choose three voters and two spare members."""
         super().choose()
         self.changes_members, self.is_stormy = True, False
         self.sync_ms = (0.1, 1)
@@ -66,7 +68,7 @@ class TwoChanges(ConsensusGroup):
         return 3
 
     def elected(self, member: SimMember) -> None:
-        """Get both spares to learn, then make voters of them."""
+        """Make both spare members learners, then voters."""
         self.world.note(f"{member.me} leads {member.raft.state.term}")
         if self.is_over:
             return
@@ -75,7 +77,7 @@ class TwoChanges(ConsensusGroup):
         self.world.after(150, self.promote_both, member)
 
     def teach(self, member: SimMember) -> None:
-        """Three old voters again, and the others learn."""
+        """Restore the three old voters, and make the others learners."""
         members = member.raft.state.members
         if self.is_over or not member.is_up:
             return
@@ -84,7 +86,7 @@ class TwoChanges(ConsensusGroup):
             member.change_members(Members(members.voters, tuple(learners)))
 
     def promote_both(self, member: SimMember) -> None:
-        """Make two changes at once, and partition between old and new voters."""
+        """Make two changes at once, and isolate the leader and the new voters."""
         if self.is_over or not member.is_up or member.pause_ms:
             return
         voters, learners = member.raft.state.members.voters, member.raft.state.members.learners
@@ -106,10 +108,10 @@ def group(seed: int) -> ConsensusGroup:
 
 
 def run(seed: int) -> World:
-    """One history of a group.
+    """Run the history of a seed.
 
     Raises:
         ViolationError: a promise was broken.
-        AssertionError: an invariant of the core was.
+        AssertionError: an invariant of the core was violated.
     """
     return group(seed).run()

@@ -1,4 +1,4 @@
-"""Mistakes in a consensus core that others made, or that we could make; each must be found."""
+"""Seeded bugs of a consensus core: mistakes known from other projects, or likely here."""
 
 from typing import Final
 
@@ -11,13 +11,13 @@ _STATE: Final = "strandline.core.raft.state:RaftState."
 
 CONSENSUS_BUGS: Final = (
     SourceRewrite(
-        "answers leave before what they vouch for is on disk",
+        "answers are sent before their entries are on disk",
         _STATE + "send",
         "(self._early if is_early else self._late).append",
         "self._early.append",
     ),
     SourceRewrite(
-        "term and vote are not kept",
+        "term and vote are not stored",
         _STATE + "take_ready",
         "hard_state=self.hard if self.hard != self._saved_hard else None",
         "hard_state=None",
@@ -65,7 +65,7 @@ CONSENSUS_BUGS: Final = (
         "self._confirmed_by(voter) >= read.round - 1",
     ),
     SourceRewrite(
-        "a voter that is being removed stands aside at once (found by seed 180)",
+        "a voter that is being removed stops voting at once (found by seed 180)",
         _STATE + "may_stand",
         "if self.is_voter or self.members_index <= self.log.commit_index:",
         "if True:",
@@ -101,13 +101,13 @@ CONSENSUS_BUGS: Final = (
         "min(message.commit, log.last_index)",
     ),
     SourceRewrite(
-        "a follower vouches for entries the leader did not send",
+        "a follower acknowledges entries that the leader did not send",
         _RAFT + "_on_append",
         "index = Index(message.prev_index + len(message.entries))",
         "index = log.last_index",
     ),
     SourceRewrite(
-        "late messages cut the log again",
+        "late messages truncate the log again",
         _RAFT + "_take",
         "if log.has(entry.index, entry.term):",
         "if False:",
@@ -125,7 +125,7 @@ CONSENSUS_BUGS: Final = (
         "granted = is_new",
     ),
     SourceRewrite(
-        "a trial vote counts as a real one",
+        "a pre-vote counts as a vote",
         _RAFT + "_on_vote_reply",
         "or reply.pre != role.pre",
         "",
@@ -137,49 +137,49 @@ CONSENSUS_BUGS: Final = (
         "elif message.term < self.state.term and not isinstance(message, AppendReply):",
     ),
     SourceRewrite(
-        "entries that were replaced meanwhile pass for synced",
+        "entries that were replaced meanwhile count as synced",
         _LOG + "mark_stable",
         "if self.has(index, term):",
         "if index <= self.last_index:",
     ),
     SourceRewrite(
-        "what was truncated still passes for synced",
+        "truncated entries still count as synced",
         _LOG + "truncate_from",
         "self.stable_index = Index(min(self.stable_index, index - 1))",
         "pass",
     ),
     SourceRewrite(
-        "a snapshot forgets the membership in what it covers",
+        "a snapshot loses the membership in the entries that it covers",
         _LOG + "compact",
         "members = decode_members(entry.data)",
         "pass",
     ),
     SourceRewrite(
-        "a leader without a quorum leads on",
+        "a leader without a quorum does not step down",
         _LEADER + "_check_quorum",
         "if active < members.quorum:",
         "if False:",
     ),
     SourceRewrite(
-        "who was heard once counts for ever",
+        "a voter that answered once counts for ever",
         _LEADER + "_check_quorum",
         "progress.active = False",
         "pass",
     ),
     SourceRewrite(
-        "votes are given while a leader is heard",
+        "votes are given while a leader is alive",
         _RAFT + "step",
         "if isinstance(message, VoteRequest) and self._is_content and not message.forced:",
         "if False:",
     ),
     SourceRewrite(
-        "who was away stands without a trial",
+        "a candidate skips the pre-vote",
         _RAFT + "tick",
         "self._campaign(pre=True)",
         "self._campaign(pre=False)",
     ),
     SourceRewrite(
-        "an election that the leader asked for is not voted in",
+        "an election that the leader asked for gets no votes",
         _RAFT + "step",
         "self._is_content and not message.forced",
         "self._is_content",
@@ -191,7 +191,7 @@ CONSENSUS_BUGS: Final = (
         "pass",
     ),
     SourceRewrite(
-        "leadership is handed over to one that is behind",
+        "leadership is handed over to a member that is behind",
         _LEADER + "_hand_over_if_ready",
         "if self.followers[self._successor].match == self._state.log.last_index:",
         "if True:",

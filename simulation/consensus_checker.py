@@ -1,11 +1,11 @@
 """Invariants of every run of a consensus group, checked from outside the core.
 
 - one leader a term;
-- one value per index, over all members and all time; nothing skipped;
-- an acked command is in the log once, and stays;
-- a read sees everything acked before it was asked for;
-- a member's idea of the membership is the newest one in its log;
-- after healing there is a leader, and everybody it knows has applied the same.
+- one entry per index, for all members and all time; none is skipped;
+- an acknowledged command is in the log once, and stays there;
+- a read sees everything that was acknowledged before it was requested;
+- a member's membership is the newest one in its log;
+- after healing there is a leader, and all its members have applied the same entries.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ class ConsensusChecker:
     """Records every answer, and raises ``ViolationError`` at the first contradiction.
 
     Args:
-        world: whose fingerprint takes in what happens.
+        world: its fingerprint includes all answers.
         founders: the members at the beginning.
     """
 
@@ -36,10 +36,10 @@ class ConsensusChecker:
         self._commands: dict[bytes, Index] = {}
         self._acked: dict[bytes, Index] = {}
         self.acked_index = Index(0)
-        """The highest one a client was told of."""
+        """The highest index that was acknowledged to a client."""
 
     def observe(self, me: BrokerId, raft: Raft) -> None:
-        """Look at a member between two events."""
+        """Check a member between two events."""
         state = raft.state
         if isinstance(raft.role, RaftLeader):
             first = self._leaders.setdefault(state.term, me)
@@ -49,12 +49,12 @@ class ConsensusChecker:
         if index > state.log.snapshot.index:
             held = state.log.between(index, index)
             if not held or held[0].kind is not Kind.MEMBERS:
-                raise ViolationError(f"broker {me} goes by a membership that is not in its log")
+                raise ViolationError(f"broker {me} uses a membership that is not in its log")
             if decode_members(held[0].data) != state.members:
-                raise ViolationError(f"broker {me} goes by another membership than its log's")
+                raise ViolationError(f"broker {me} does not use the newest membership in its log")
 
     def applied(self, entry: RaftEntry, chain: int) -> None:
-        """A member has applied an entry, and ``chain`` is its checksum of all so far."""
+        """Check an applied entry; ``chain`` is the member's checksum of all entries so far."""
         value = (entry.term, entry.kind, entry.data)
         if self._entries.setdefault(entry.index, value) != value:
             other = self._entries[entry.index]
@@ -69,30 +69,30 @@ class ConsensusChecker:
         self._world.note(f"{entry.index} {entry.data!r}")
 
     def restored(self, index: Index, chain: int) -> None:
-        """A member's state after ``index`` has this checksum."""
+        """Check that a member's state after ``index`` has this checksum."""
         if self._chains.setdefault(index, chain) != chain:
             raise ViolationError(f"two states after entry {index}")
 
     def restored_members(self, index: Index, members: Members) -> None:
-        """A member restarts from a snapshot with this membership."""
+        """Check the membership in the snapshot from which a member restarts."""
         known = [each for at, each in self._memberships if at <= index]
         if known[-1] != members:
             raise ViolationError(f"the snapshot at {index} holds {members}, not {known[-1]}")
 
     def acked(self, command: bytes, index: Index) -> None:
-        """A client was notified that its command is done."""
+        """Note that a client's command was acknowledged."""
         if command in self._acked:
             raise ViolationError(f"{command!r} was acked twice")
         self._acked[command] = index
         self.acked_index = max(self.acked_index, index)
 
     def read(self, applied: Index, *, must_see: Index) -> None:
-        """A read was answered from the state after ``applied``."""
+        """Check a read that was answered from the state after ``applied``."""
         if applied < must_see:
             raise ViolationError(f"a read saw entry {applied}, but {must_see} was acked before")
 
     def judge_end(self, members: Sequence[Raft]) -> None:
-        """Everything has healed some time ago."""
+        """Check the group some time after all faults have ended."""
         leading = [raft for raft in members if isinstance(raft.role, RaftLeader)]
         if not leading:
             raise ViolationError("no leader after healing")
@@ -104,9 +104,9 @@ class ConsensusChecker:
         for raft in members:
             if raft.state.me in known and raft.state.log.applied_index != applied:
                 behind = raft.state.log.applied_index
-                raise ViolationError(f"broker {raft.state.me} is at {behind}, not {applied}")
+                raise ViolationError(f"broker {raft.state.me} has applied {behind}, not {applied}")
         for command, index in self._acked.items():
             if self._entries[index][2] != command:
-                raise ViolationError(f"{command!r} was acked and is not at {index}")
+                raise ViolationError(f"{command!r} was acked, but is not at {index}")
         if len(self._acked) == 0 and len(self._commands) > 0:
             self._world.counts["histories without acks"] += 1

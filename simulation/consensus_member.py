@@ -1,8 +1,8 @@
 """A member of the simulated consensus group: a real ``Raft`` core, its process and its disk.
 
-Rules: a crash loses or keeps any part of what was not synced; while a sync runs the core is stepped
-and nothing it wants is done; ticks come at the member's own speed. What is told to clients goes to
-the group's checker. When anything happens is decided elsewhere (``consensus``).
+Rules: a crash loses any part of the unsynced writes. While a sync runs, the core is stepped, but
+its output is not processed. Ticks come at the member's own speed. Answers to clients go to the
+group's checker. ``consensus`` decides when anything happens.
 """
 
 from dataclasses import dataclass, field
@@ -36,7 +36,7 @@ TICK_MS = 10.0
 class MemberDisk:
     """A member's disk: its synced state, and the writes that are not synced.
 
-    ``pending`` holds hard states and entries in the order they were written.
+    ``pending`` has hard states and entries in the order in which they were written.
     """
 
     hard: HardState
@@ -46,7 +46,7 @@ class MemberDisk:
     pending: list[HardState | RaftEntry] = field(default_factory=list)
 
     def write(self, ready: Ready) -> None:
-        """Write, unsynced; a snapshot is synced and renamed at once, as files are."""
+        """Write without a sync; but a snapshot is synced and renamed at once, as a file is."""
         if ready.snapshot is not None:
             self.install(ready.snapshot)
         if ready.hard_state is not None:
@@ -80,23 +80,23 @@ class MemberDisk:
 
 
 class SimMember:
-    """A process of the group, and its disk, which outlives it."""
+    """A member's process, which may crash, and its disk, which stays."""
 
     def __init__(self, group: "ConsensusGroup", me: BrokerId, members: Members) -> None:
         self.group, self.me = group, me
         snapshot = Snapshot(members=members)
         self.disk = MemberDisk(HardState(), snapshot, (Index(0), Term(0)))
-        self.lives = 0
+        self.incarnation = 0
         self.is_up = False
         self.paused_until_ms = 0.0
         self.stored_index = Index(0)
         self.start()
 
     def start(self) -> None:
-        """Start from the disk."""
+        """Start the process from the disk."""
         world, disk = self.group.world, self.disk
         self.is_up, self.is_syncing, self.is_called = True, False, False
-        self.lives += 1
+        self.incarnation += 1
         self.proposed: dict[tuple[Index, Term], bytes] = {}
         self.asked: dict[int, Index] = {}
         self.allowed: list[tuple[int, Index]] = []
@@ -112,11 +112,11 @@ class SimMember:
             settings=self.group.settings,
         )
         if self.raft.state.log.last_index < self.stored_index:
-            # The metadata would take it for an older copy: see ``metadata.brokers``.
+            # The metadata would reject it as an older copy: see ``core.metadata.brokers``.
             raise ViolationError(f"{self.me} has lost the committed entry {self.stored_index}")
         self.restore(disk.snapshot)
         self.group.checker.observe(self.me, self.raft)
-        world.after(world.rng.uniform(0, TICK_MS), self.tick, self.lives)
+        world.after(world.rng.uniform(0, TICK_MS), self.tick, self.incarnation)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Continue from a snapshot: its data is the checksum of all commands before it."""
@@ -131,14 +131,14 @@ class SimMember:
         return max(0.0, self.paused_until_ms - self.group.world.now_ms)
 
     def pause(self, pause_ms: float) -> None:
-        """Pause, as by SIGSTOP; waiting clients ask right after it."""
+        """Pause, as by SIGSTOP; clients that waited ask right after it."""
         world = self.group.world
         world.counts["pauses"] += 1
         self.paused_until_ms = world.now_ms + pause_ms
         world.after(pause_ms, self.group.ask, self)
 
     def crash(self) -> None:
-        """Crash; of unsynced writes any prefix may be on disk."""
+        """Crash; any prefix of the unsynced writes may be on disk."""
         if self.is_up:
             self.is_up = False
             self.group.world.counts["crashes"] += 1
@@ -147,22 +147,22 @@ class SimMember:
 
     # Events
 
-    def tick(self, life: int) -> None:
-        """Time passes, at this member's own speed."""
-        if self.is_up and life == self.lives:
-            self.group.world.after(self.tick_ms + self.pause_ms, self.tick, life)
+    def tick(self, incarnation: int) -> None:
+        """Pass a tick to the core, and schedule the next at this member's own speed."""
+        if self.is_up and incarnation == self.incarnation:
+            self.group.world.after(self.tick_ms + self.pause_ms, self.tick, incarnation)
             if not self.pause_ms:
                 self.take(None)
 
     def receive(self, envelope: Envelope) -> None:
-        """A message has come."""
+        """Receive a message."""
         if self.pause_ms:
             self.group.world.after(self.pause_ms, self.receive, envelope)
         elif self.is_up:
             self.take(envelope)
 
     def take(self, envelope: Envelope | None) -> None:
-        """A message or a tick, for the core at once, also while a sync runs."""
+        """Pass a message or a tick to the core at once, even while a sync runs."""
         was_leader = isinstance(self.raft.role, RaftLeader)
         if envelope is None:
             self.raft.tick()
@@ -180,13 +180,14 @@ class SimMember:
             return
         if self.group.world.rng.random() < self.group.laziness:
             self.is_called = True
-            self.group.world.after(self.group.world.rng.uniform(0, 3), self.called, self.lives)
+            delay_ms = self.group.world.rng.uniform(0, 3)
+            self.group.world.after(delay_ms, self.called, self.incarnation)
         else:
             self.work()
 
-    def called(self, life: int) -> None:
-        """Later has come."""
-        if life == self.lives:
+    def called(self, incarnation: int) -> None:
+        """Process the core's output, as planned by ``call``."""
+        if incarnation == self.incarnation:
             self.is_called = False
             self.work()
 
@@ -208,13 +209,13 @@ class SimMember:
         else:
             self.is_syncing = True
             delay_ms = self.group.world.rng.choice(self.group.sync_ms)
-            self.group.world.after(delay_ms, self.synced, ready, self.lives)
+            self.group.world.after(delay_ms, self.synced, ready, self.incarnation)
 
-    def synced(self, ready: Ready, life: int) -> None:
-        """The sync is done, unless it died with the process."""
+    def synced(self, ready: Ready, incarnation: int) -> None:
+        """End a sync, unless the process has crashed since."""
         if self.pause_ms:
-            self.group.world.after(self.pause_ms, self.synced, ready, life)
-        elif self.is_up and life == self.lives:
+            self.group.world.after(self.pause_ms, self.synced, ready, incarnation)
+        elif self.is_up and incarnation == self.incarnation:
             self.disk.sync()
             self.is_syncing = False
             self.finish(ready)
@@ -235,7 +236,7 @@ class SimMember:
         self.group.world.after(0, self.work)
 
     def apply(self, entry: RaftEntry) -> None:
-        """Apply a committed entry; tell its client."""
+        """Apply a committed entry, and notify its client."""
         checker = self.group.checker
         if entry.index != self.applied + 1:
             raise ViolationError(f"entry {entry.index} applied after {self.applied}")
@@ -246,7 +247,7 @@ class SimMember:
         command = self.proposed.pop((entry.index, entry.term), None)
         if command is not None:
             if command != entry.data:
-                raise ViolationError(f"the client of {command!r} would be told of {entry.data!r}")
+                raise ViolationError(f"the client of {command!r} would be acked for {entry.data!r}")
             checker.acked(command, entry.index)
             self.group.world.counts["acked"] += 1
 
@@ -279,7 +280,7 @@ class SimMember:
         self.call()
 
     def read(self, number: int, must_see: Index) -> None:
-        """Request a client's read, which must see what was acked before."""
+        """Request a client's read, which must see the entry ``must_see``."""
         try:
             self.raft.read(number)
             self.asked[number] = must_see
@@ -288,7 +289,7 @@ class SimMember:
         self.call()
 
     def change_members(self, members: Members) -> None:
-        """An operator's change."""
+        """Propose another membership, as an operator does."""
         if self.pause_ms:
             return
         try:
@@ -299,7 +300,7 @@ class SimMember:
         self.call()
 
     def hand_over(self, successor: BrokerId) -> None:
-        """An operator's wish."""
+        """Transfer the leadership, as an operator does."""
         if self.pause_ms:
             return
         try:

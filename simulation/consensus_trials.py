@@ -1,13 +1,13 @@
 """Liveness checks for a healed group, each in a bounded time.
 
-- There is one leader, which commits a command.
-- A voter that is away, or that hears everybody but the leader, comes back, and the leader is the
-  same: who stands alone deposes nobody.
-- The leader hands over to a voter that lacks its last commands: that one leads the next term, with
-  these commands.
+- There is one leader, and it commits a command.
+- A voter is isolated, or receives from everybody except the leader, and returns: the leader is the
+  same, since a candidate without a majority deposes nobody.
+- The leader transfers its leadership to a voter that lacks its last commands: that voter leads the
+  next term, with these commands.
 
-Rules: the network loses nothing and delays little meanwhile, and every member runs. Nothing here
-looks into a member beyond its role, term and membership.
+Rules: meanwhile the network loses nothing and delays little, and every member runs. Only role, term
+and membership of a member are read.
 """
 
 from typing import TYPE_CHECKING, Final
@@ -28,10 +28,10 @@ HAND_OVER_MS: Final = 400.0
 
 
 class Trials:
-    """The end of one history.
+    """The checks at the end of a history.
 
     Args:
-        group: everything in it has healed, and there is nothing left to do.
+        group: a group without faults and without work left.
     """
 
     def __init__(self, group: "ConsensusGroup") -> None:
@@ -40,15 +40,15 @@ class Trials:
         self._ordered: set[tuple[Index, Term]] = set()
 
     def run(self) -> None:
-        """Try everything that there are members enough for.
+        """Run every check for which there are enough members.
 
         Raises:
-            ViolationError: the group did not manage.
+            ViolationError: the group failed a check.
         """
         leader = self._the_leader()
         self._commit(leader)
         others = [voter for voter in leader.raft.state.members.voters if voter != leader.me]
-        if len(others) > 1:  # without one of them there is a quorum
+        if len(others) > 1:  # the rest is a quorum without one of them
             self._send_away(leader, self._world.rng.choice(others))
         if others:
             self._hand_over(leader, self._world.rng.choice(others))
@@ -59,7 +59,7 @@ class Trials:
     def _the_leader(self) -> "SimMember":
         leading = self._group.leading()
         if len(leading) != 1:
-            raise ViolationError(f"{[m.me for m in leading]} lead a group that is whole")
+            raise ViolationError(f"a healed group has the leaders {[m.me for m in leading]}")
         return leading[0]
 
     def _check_leader(self, broker: BrokerId, term: int, *, after: str) -> None:
@@ -71,18 +71,18 @@ class Trials:
             )
 
     def _order(self, leader: "SimMember") -> None:
-        """A command, which has to be taken."""
+        """Propose a command; fail if the leader does not accept it."""
         before = set(leader.proposed)
         self._group.command(leader)
         ordered = leader.proposed.keys() - before
         self._ordered |= ordered
         if not ordered:
-            raise ViolationError(f"broker {leader.me} leads a whole group and takes no command")
+            raise ViolationError(f"broker {leader.me} leads a healed group but accepts no command")
 
     def _check_done(self, leader: "SimMember") -> None:
         """Check that every command proposed here is applied."""
         for entry in sorted(self._ordered & leader.proposed.keys()):
-            raise ViolationError(f"broker {leader.me} was ordered {entry}, which is not done")
+            raise ViolationError(f"broker {leader.me} accepted {entry}, which was not applied")
 
     def _commit(self, leader: "SimMember") -> None:
         self._order(leader)
@@ -103,7 +103,7 @@ class Trials:
 
     def _hand_over(self, leader: "SimMember", successor: BrokerId) -> None:
         term = leader.raft.state.term
-        for _ in range(2):  # the second waits for the answer to the first
+        for _ in range(2):  # the second command waits for the answer to the first
             self._order(leader)
         leader.hand_over(successor)
         self._pass(HAND_OVER_MS)

@@ -1,9 +1,8 @@
-"""Checks that a leader was answered by a quorum recently, in its own ticks.
+"""Checks that a quorum has answered a leader recently, in ticks of the leader.
 
-Rules: an election, and a change of the membership, count as being heard by everybody; of what came
-in only answers of the leader's own term count. A leader that has not heard from a quorum for two
-election timeouts has to have stepped down: somebody else may lead, and whoever asks it waits in
-vain.
+Rules: an election, or a change of the membership, counts as an answer of everybody; otherwise only
+answers of the leader's own term count. A leader that received no answers of a quorum for two
+election timeouts must have stepped down: another member may lead, and its clients wait in vain.
 """
 
 from strandline.core.raft.leader import RaftLeader
@@ -13,7 +12,7 @@ from strandline.testing.history import ViolationError
 from strandline.types import BrokerId
 
 PATIENCE: int = 2
-"""Election timeouts."""
+"""After this many election timeouts without a quorum a leader must have stepped down."""
 
 
 class QuorumWatch:
@@ -26,10 +25,10 @@ class QuorumWatch:
         self._heard: dict[BrokerId, int] = {}
 
     def note(self, raft: Raft, envelope: Envelope | None) -> None:
-        """The member has taken a message in, or a tick.
+        """Note a message that the member has received, or a tick if None.
 
         Raises:
-            ViolationError: it leads, and has had no quorum for too long.
+            ViolationError: the member leads, although it had no quorum for too long.
         """
         self._ticks += envelope is None
         if not isinstance(raft.role, RaftLeader):
@@ -50,6 +49,6 @@ class QuorumWatch:
         heard = [v for v in voters if v == state.me or self._heard.get(v, self._since) >= oldest]
         if len(heard) < state.members.quorum:
             raise ViolationError(
-                f"broker {state.me} still leads term {state.term}, and has heard from {heard} of "
-                f"{voters} only for {PATIENCE} election timeouts"
+                f"broker {state.me} still leads term {state.term}, although only {heard} of "
+                f"{voters} answered in {PATIENCE} election timeouts"
             )

@@ -1,15 +1,15 @@
 """Histories of one NATS consumer: its leaders change, and clients pull, receive and acknowledge.
 
-Rules: the real consumer at work (``ConsumerRunner``), its state kept by the real group coordinator
-under leader epochs. A leader is killed, or works on without knowing that there is another one. In
-some histories the consumer has several partitions: it asks other brokers for those that they lead,
-which changes, and whose answers are late or do not come.
-Requests, messages and acknowledgements are lost, repeated and late; the coordinator is lost, too.
+Rules: the real ``ConsumerRunner`` runs, and the real group coordinator stores its state under
+leader epochs. A leader is killed, or continues without knowing that there is another one. In some
+histories the consumer has several partitions: it asks other brokers for those that they lead, which
+changes, and their answers are late or lost. Requests, messages and acknowledgements are lost,
+repeated and late; the coordinator crashes, too.
 
-Promises: what was acknowledged, and answered so, is not delivered again; the count of a record's
-deliveries goes up with every delivery and not beyond the limit; with one pending record at a time
-no record comes before all earlier ones are settled; when faults end every record is settled soon,
-also while more is published than is taken.
+Promises: a record whose acknowledgement was confirmed is not delivered again. The count of a
+record's deliveries goes up with every delivery, but not beyond the limit. With one pending record
+at a time, no record comes before all earlier ones are settled. When faults end every record is
+settled soon, even while more is published than is consumed.
 """
 
 import asyncio
@@ -55,12 +55,12 @@ ACK_WAIT_MS: Final = 80
 EXPIRES_MS: Final = 150
 READ_AT_ONCE: Final = 20
 PAYLOAD: Final = bytes(300_000)
-"""A window of flow control takes seven of them."""
+"""A record's payload; a flow control window holds seven."""
 CHAOS_MS: Final = 4_000
 BUSY_MS: Final = 3_000
 CALM_S: Final = 60
 MERGED_EVERY: Final = 4
-"""One of so many seeds has several partitions."""
+"""One of this many seeds has several partitions."""
 
 
 class ConsumerPromiseError(Exception):
@@ -71,14 +71,14 @@ def hold(is_so: bool, what: str) -> None:  # noqa: FBT001  as assert
     """Check a promise.
 
     Raises:
-        ConsumerPromiseError: it is broken.
+        ConsumerPromiseError: the promise is broken.
     """
     if not is_so:
         raise ConsumerPromiseError(what)
 
 
 class SimPartition:
-    """The records, which are only appended; all leaders read the same ones."""
+    """A partition's records, which are only appended; all leaders read the same ones."""
 
     log_start_offset = 0
     is_led = knows_end = True
@@ -89,14 +89,14 @@ class SimPartition:
         self._watching: list[asyncio.Event] = []
 
     def find_runs(self) -> None:
-        """Return nothing, since there is no filter."""
+        """Return None: every record has to be read."""
 
     def watch(self, event: asyncio.Event) -> None:
-        """Set an event with each record."""
+        """Set an event whenever a record is appended."""
         self._watching.append(event)
 
     def unwatch(self, event: asyncio.Event) -> None:
-        """Do so no longer."""
+        """No longer set the event."""
         self._watching.remove(event)
 
     def publish(self) -> None:
@@ -106,7 +106,7 @@ class SimPartition:
             event.set()
 
     def messages(self, start: int, end: int) -> list[StoredMessage]:
-        """Return the records of some offsets."""
+        """Return the records from ``start`` to ``end``, exclusive."""
         end = min(end, self.last_stable_offset)
         return [StoredMessage(each + 1, "s", 0, b"", PAYLOAD) for each in range(start, end)]
 
@@ -115,11 +115,11 @@ class _Counter:
     """Counts records."""
 
     def count(self, _: SimPartition, start: int, end: int) -> int:
-        """Return how many there are."""
+        """Return the number of offsets."""
         return end - start
 
     def is_dense(self, _: SimPartition) -> bool:
-        """Return false: a consumer whose counting takes time is the harder one."""
+        """Return False, so that counting takes time, which is the harder case."""
         return False
 
 
@@ -142,8 +142,8 @@ class SimLeader:
     """A broker that leads the partition, or believes so; also its link to nats-server.
 
     Args:
-        history: of which.
-        epoch: its leader epoch.
+        history: the history.
+        epoch: the leader epoch.
     """
 
     knows_interest = True
@@ -168,7 +168,7 @@ class SimLeader:
                 await asyncio.sleep(0.01)
                 continue
             except StrandlineError:
-                return  # somebody leads since
+                return  # another broker leads by now
             link: Any = self
             clock: Any = SimClock(self.world)
             counter: Any = _Counter()
@@ -204,7 +204,7 @@ class SimLeader:
         """Ask the leader of a partition.
 
         Raises:
-            UnavailableError: it does not answer.
+            UnavailableError: the leader does not answer.
         """
         rng = self.world.rng
         await asyncio.sleep(rng.uniform(0, 3e-3))
@@ -220,7 +220,7 @@ class SimLeader:
         )
 
     def kill(self) -> None:
-        """End without a word."""
+        """Crash."""
         self.is_alive = False
         self._task.cancel()
         if self.runner_task is not None:
@@ -228,7 +228,7 @@ class SimLeader:
 
     @property
     def runner_task(self) -> "asyncio.Task[None] | None":
-        """The consumer's work."""
+        """The task of the consumer's runner, if it has begun."""
         return None if self.runner is None else self.runner._task  # noqa: SLF001  a crash ends it
 
     async def _on_thread(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -267,7 +267,7 @@ class SimLeader:
         """Ask the coordinator.
 
         Raises:
-            StrandlineError: it refuses, or its answer is unknown.
+            StrandlineError: it rejects the request, or its answer is lost.
         """
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
@@ -291,7 +291,7 @@ class SimLeader:
 
     @property
     def leaf(self) -> "SimLeader":
-        """What knows who waits."""
+        """The link to nats-server, which this class plays, too."""
         return self
 
     def is_ready(self, *_: object) -> bool:
@@ -299,11 +299,11 @@ class SimLeader:
         return True
 
     def has_interest(self, inbox: bytes) -> bool:
-        """Return whether a client waits there."""
+        """Return whether a client waits at an inbox."""
         return inbox in self._history.inboxes
 
     def has_lost(self, inbox: bytes) -> bool:
-        """Return whether none waits any longer."""
+        """Return whether no client waits at an inbox any longer."""
         return inbox not in self._history.inboxes
 
     def is_subscribed(self, subject: bytes, _queue: bytes) -> bool:
@@ -331,15 +331,15 @@ class SimLeader:
             self._history.sent(inbox, ack)
 
     def flush(self) -> None:
-        """Everything is on its way already."""
+        """Do nothing: everything has been sent already."""
 
 
 class ConsumerHistory:
     """One history.
 
     Args:
-        world: of it.
-        partitions: of the stream.
+        world: time, network and randomness.
+        partitions: the stream's partitions.
     """
 
     def __init__(self, world: LoopWorld, partitions: int) -> None:
@@ -365,7 +365,7 @@ class ConsumerHistory:
         self.partitions = list(map(SimPartition, range(partitions)))
         self.groups = SimGroups(world)
         self.inboxes: dict[bytes, int] = {}
-        """Of clients that wait, with how many records they want yet."""
+        """Inboxes of waiting clients, each with the number of records that it still wants."""
         self.is_listening = True
         self.is_calm = self.is_busy = self.is_over = False
         self.publish_ms = 8.0
@@ -374,20 +374,20 @@ class ConsumerHistory:
         self._names = 0
         self.deliveries: dict[int, int] = {}
         self.settled: set[int] = set()
-        """Acknowledged or ended as far as any leader has heard."""
+        """Records whose acknowledgement or termination has reached a leader."""
         self.confirmed: set[int] = set()
-        """Acknowledged, with an answer."""
+        """Records whose acknowledgement was confirmed to the client."""
 
     # Judging
 
     def sent(self, inbox: bytes, ack: AckSubject) -> None:
-        """A leader sends a record."""
+        """Check a record that a leader sends."""
         self._judge(ack)
         if inbox in self.inboxes:
             self.world.send((BROKER, CLIENT), self._receive, inbox, ack)
 
     def sent_status(self, inbox: bytes, *, block: bytes, reply: str) -> None:
-        """A leader sends a status."""
+        """Check a status that a leader sends."""
         if inbox in self.inboxes and (b"FlowControl" in block or STALLED in block):
             stalled = block.partition(STALLED)[2].partition(b"\r\n")[0].decode()
             self.world.send((BROKER, CLIENT), self._answer_flow, inbox, reply or stalled)
@@ -412,9 +412,9 @@ class ConsumerHistory:
         return sequence in self.settled or self._is_given_up(sequence)
 
     def _is_given_up(self, sequence: int) -> bool:
-        """Return whether a record was delivered as often as it may be.
+        """Return whether a record had its last permitted delivery.
 
-        A delivery that was stored counts, also if its leader was killed before it was sent.
+        A stored delivery counts even if its leader was killed before sending it.
         """
         runner = self.leader.runner
         if self.config.max_deliver < 0 or runner is None:
@@ -425,7 +425,7 @@ class ConsumerHistory:
         return within <= position and sequence not in state.pending
 
     def unsettled(self) -> list[int]:
-        """Return the records that nobody has settled."""
+        """Return the records that are not settled: acknowledged, terminated or dropped."""
         count = len(self.partitions)
         return [
             sequence
@@ -439,7 +439,7 @@ class ConsumerHistory:
     # Clients
 
     def pull(self) -> None:
-        """A client asks for records; it gives up waiting a while after its pull has expired."""
+        """Pull records as a client, which stops waiting some time after its pull has expired."""
         if self.is_over or self.config.is_push:
             return
         rng = self.world.rng
@@ -461,7 +461,7 @@ class ConsumerHistory:
         self._report_interest(inbox)
 
     def _somebody(self) -> SimLeader:
-        """Return the leader, or one before it that works on."""
+        """Return the leader, or an earlier one that continues."""
         if self.is_calm or self.world.rng.random() < 0.8:
             return self.leader
         return self.world.rng.choice(self.leaders[-3:])
@@ -472,7 +472,7 @@ class ConsumerHistory:
             leader.runner.pull(pull())
 
     def _receive(self, inbox: bytes, ack: AckSubject) -> None:
-        """A client gets a record; it acknowledges it, or does something else, or dies."""
+        """Receive a record as a client: acknowledge it, do something else, or crash."""
         if inbox not in self.inboxes:
             return
         rng = self.world.rng
@@ -487,7 +487,7 @@ class ConsumerHistory:
         self.world.after(delay_ms, self._acknowledge, ack, payload)
 
     def _answer_flow(self, inbox: bytes, subject: str) -> None:
-        """A client answers a request for flow control."""
+        """Answer a flow control request as a client."""
         if inbox in self.inboxes:
             self.world.send((CLIENT, BROKER), self._take_flow, self.leader, subject)
 
@@ -523,14 +523,14 @@ class ConsumerHistory:
     # Faults
 
     def publish(self) -> None:
-        """Records come all the time."""
+        """Publish a record, and schedule the next."""
         if not self.is_over:
             is_one = len(self.partitions) == 1
             (self.partitions[0] if is_one else self.world.rng.choice(self.partitions)).publish()
             self.world.after(self.world.rng.uniform(0, self.publish_ms * 2), self.publish)
 
     def change_leader(self) -> None:
-        """Another broker leads; the one before is dead, or has not heard of it."""
+        """Change the leader; the earlier one is dead, or does not know."""
         rng = self.world.rng
         if rng.random() < 0.6:
             self.leader.kill()
@@ -539,7 +539,7 @@ class ConsumerHistory:
         self.world.counts["leaders"] += 1
 
     def listen(self, *, is_on: bool) -> None:
-        """The receiver of pushed records comes or goes."""
+        """Connect or disconnect the receiver of pushed records."""
         self.is_listening = is_on
         if is_on:
             self.inboxes[TO.encode()] = 0
@@ -548,13 +548,13 @@ class ConsumerHistory:
         self._report_interest(TO.encode())
 
     def _report_interest(self, inbox: bytes) -> None:
-        """An inbox has gained or lost its receiver."""
+        """Report that an inbox has gained or lost its receiver."""
         for leader in self.leaders:
             if leader.is_alive and leader.runner is not None and not leader.runner.is_over:
                 leader.runner.interest_changed({inbox})
 
     def happen(self) -> None:
-        """Something goes wrong, now and then."""
+        """Cause a fault, and schedule the next."""
         if self.is_calm:
             return
         rng = self.world.rng
@@ -569,8 +569,8 @@ class ConsumerHistory:
             self.leader.led = {0, *(each for each in (1, 2) if rng.random() < 0.5)}
         self.world.after(30, self.happen)
 
-    async def live(self) -> None:
-        """Faults for a while, then more work than can be done, then quiet."""
+    async def run(self) -> None:
+        """Run the history: faults for a while, then overload, then quiet."""
         rng, world = self.world.rng, self.world
         loss, late = rng.choice([0.0, 0.03, 0.15]), rng.choice([0.0, 0.03])
         world.faults = NetworkFaults(loss=loss, repeat=loss, straggler=late)
@@ -612,7 +612,7 @@ def run(seed: int) -> World:
     Raises:
         ConsumerPromiseError: a promise was broken.
     """
-    logging.disable()  # what the leaders say of crashes, of which there are many
+    logging.disable()  # the leaders log their many crashes
     loop = VirtualLoop()
     failures: list[BaseException] = []
     loop.set_exception_handler(
@@ -621,17 +621,17 @@ def run(seed: int) -> World:
     try:
         world = LoopWorld(seed, loop)
 
-        async def live() -> None:
+        async def run_history() -> None:
             history = ConsumerHistory(world, 3 if seed % MERGED_EVERY == 1 else 1)
             try:
-                await history.live()
+                await history.run()
             finally:
                 failures.extend(history.crashes())
 
         try:
-            loop.run_until_complete(live())
+            loop.run_until_complete(run_history())
         except ConsumerPromiseError as error:
-            failures.append(error)  # behind a crash, which explains it
+            failures.append(error)  # after a crash, which explains it
         finally:
             loop.run_until_complete(_cancel_all())
     finally:

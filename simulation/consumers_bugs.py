@@ -1,7 +1,4 @@
-"""Seeded bugs of NATS consumers that the judge of histories must find.
-
-Rule: as ``metadata_bugs``.
-"""
+"""Seeded bugs of NATS consumers that histories must find; rule as in ``metadata_bugs``."""
 
 from typing import Final
 
@@ -35,7 +32,10 @@ CONSUMER_BUGS: Final = (
         "bool(self._outgoing)",
     ),
     Replacement(
-        "a broker that led before keeps states", "_check_epoch", lambda *_: None, (groups,)
+        "a broker that no longer leads still stores states",
+        "_check_epoch",
+        lambda *_: None,
+        (groups,),
     ),
     SourceRewrite(
         "a new leader does not wait for acknowledgements",
@@ -44,13 +44,13 @@ CONSUMER_BUGS: Final = (
         "in ()",
     ),
     SourceRewrite(
-        "nobody waits for the acknowledgement of a record that was sent",
+        "the acknowledgement wait of a sent record never ends",
         f"{_CORE}.sent",
         "== math.inf",
         "is None",
     ),
     SourceRewrite(
-        "a refused record does not come again",
+        "a rejected record is not delivered again",
         f"{_CORE}.ack",
         "self._expect_acks([sequence], now_ms + delay_ms)",
         "pass",
@@ -62,7 +62,7 @@ CONSUMER_BUGS: Final = (
         "pass",
     ),
     SourceRewrite(
-        "new records come before those that are due",
+        "new records are delivered before those due for redelivery",
         f"{_CORE}.wanted",
         "if self._again:",
         "if self._again and self.is_full:",
@@ -83,19 +83,19 @@ CONSUMER_BUGS: Final = (
         "record.deliveries += 0",
     ),
     SourceRewrite(
-        "acknowledging all before leaves one behind",
+        "acknowledging all earlier records misses one",
         f"{_CORE}._ack_all",
         "next(iter(state.pending))) <= sequence",
         "next(iter(state.pending))) < sequence",
     ),
     SourceRewrite(
-        "the floor passes what is pending",
+        "the floor passes a pending record",
         f"{_CORE}._settle",
         "first - 1)",
         "first)",
     ),
     SourceRewrite(
-        "a record whose partition cannot be read counts as gone",
+        "a record whose partition cannot be read counts as deleted",
         f"{_MERGED}.read_again",
         "return [merged_sequence(each, number, count) for each in together]",
         "return []",
@@ -125,7 +125,7 @@ CONSUMER_BUGS: Final = (
         "self.request = self._covered = 0",
     ),
     SourceRewrite(
-        "nobody notices that receivers have come",
+        "a new receiver is not noticed",
         f"{_RUNNER}.interest_changed",
         "self._rebind(is_bound=is_bound)",
         "self._rebind(is_bound=False)",

@@ -1,14 +1,14 @@
 """Random runs of a cluster's metadata, checked by their effect on records.
 
-Brokers start, die, lose their disks and come back; operators create, delete, drain, move and elect
-(``metadata_orders``); leaders change ISRs; the controller decides; every command is proposed in a
-session and may arrive late, on an image it was not made for, or twice. Beside it runs a plain model
-of the records: each replica has a list, a record is committed when all of the ISR (and ``min_isr``
-brokers) have it, and who leads, unless elected unclean by name, must have every committed record.
+Brokers start, crash, lose their disks and return; operators create, delete, drain, move and elect
+(``metadata_orders``); leaders change ISRs; the controller decides. Every command is proposed in a
+session and may arrive late, when the image has changed, or twice. Beside this runs a simple model
+of the records: each replica has a list; a record is committed when all of the ISR, and ``min_isr``
+brokers, have it; a leader must have every committed record, unless its election was unclean.
 
-Rules: everything random comes from the world's generator, so a seed repeats. Every image is checked
-(``core/metadata/check.py``), and every step. In the end all is well for a while, and the cluster
-has to heal: leaders everywhere, preferred ones, full ISRs, no move under way.
+Rules: everything random comes from the world's generator, so a seed repeats. Every image and every
+step is checked (``core/metadata/check.py``). In the end there are no faults for a while, and the
+cluster has to heal: preferred leaders everywhere, full ISRs, no move in progress.
 """
 
 from simulation.metadata_cluster import Process
@@ -43,8 +43,8 @@ class MetadataRun(Orders):
     """One cluster's run; every method is one possible event.
 
     Args:
-        seed: decides everything.
-        brokers: how many there may be.
+        seed: determines everything.
+        brokers: the most brokers there may be.
     """
 
     def __init__(self, seed: int, *, brokers: int = 4) -> None:
@@ -54,7 +54,7 @@ class MetadataRun(Orders):
     # Brokers
 
     def start(self) -> None:
-        """A broker starts and registers; if its disk is lost, an operator may report that."""
+        """Start and register a broker; if its disk is lost, an operator may report that."""
         process = self.rng.choice(self.processes)
         if process.is_removed:
             self._return_of_the_removed(process)
@@ -66,16 +66,16 @@ class MetadataRun(Orders):
                 self._repeat(command)
 
     def _return_of_the_removed(self, process: Process) -> None:
-        """A removed broker is started again, with its old directory or another."""
+        """Start a removed broker again, with its old directory or another; it must be rejected."""
         directory = self.rng.choice((process.directory, self.name("dir")))
         command = RegisterBroker(
             broker=process.id, directory_id=directory, incarnation=self.name("run")
         )
         if self.propose(command).reason != "removed_broker":
-            raise ViolationError(f"broker {process.id} was removed, and is back")
+            raise ViolationError(f"broker {process.id} was removed, but registered again")
 
     def _start(self, process: Process, *, slow_ticks: int = 0) -> RegisterBroker:
-        """Start a broker; a slow one takes part in the metadata long before it registers."""
+        """Start a broker; a slow one follows the metadata log long before it registers."""
         process.incarnation, found = self.name("run"), process.stored_index
         for _ in range(slow_ticks):
             self._hear(process)
@@ -90,7 +90,7 @@ class MetadataRun(Orders):
         )
         outcome = self.propose(command)
         if outcome.reason == "older_copy":
-            raise ViolationError(f"broker {process.id} has its own directory: {outcome.message}")
+            raise ViolationError(f"broker {process.id} was rejected: {outcome.message}")
         if outcome.is_applied:
             self.records.let_in(process.id)
         else:
@@ -98,20 +98,20 @@ class MetadataRun(Orders):
         return command
 
     def _repeat(self, command: RegisterBroker) -> None:
-        """Its answer may be lost, and it registers again, when more is on its disk already."""
+        """Perhaps register a broker again, as if the answer was lost; its disk has more by now."""
         if self.rng.random() < 0.3:
             self._hear(self.process(command.broker))
             self.tick()
         if self.rng.random() < 0.3 and self.propose(command).reason == "older_copy":
-            raise ViolationError(f"broker {command.broker} has registered before, and is refused")
+            raise ViolationError(f"broker {command.broker} was rejected when it registered again")
 
     def _hear(self, process: Process) -> None:
-        """A heartbeat arrives, from a broker that follows the metadata log."""
+        """Receive a heartbeat of a broker that follows the metadata log."""
         process.stored_index = self.rng.randint(process.stored_index, self.log_index)
         self._controller.heartbeat(process.run, self.world.now_ms, process.stored_index)
 
     def older_copy(self) -> None:
-        """A broker starts with an older copy of its directory, which lacks what it reported."""
+        """Start a broker with an older copy of its directory, which lacks reported entries."""
         known = self.image.brokers.get(self.rng.choice(self.processes).id)
         if known is None or not known.directory_id or not known.stored_index:
             return
@@ -122,30 +122,30 @@ class MetadataRun(Orders):
             stored_index=self.rng.randrange(known.stored_index),
         )
         if self.propose(command).reason != "older_copy":
-            raise ViolationError(f"broker {known.id} was let in with an older copy")
+            raise ViolationError(f"broker {known.id} registered with an older copy")
 
     def impostor(self) -> None:
-        """A second broker of a known id starts on another directory."""
+        """Start a second broker with a known id on another directory."""
         if not self.image.brokers:
             return
         broker = self.rng.choice(sorted(self.image.brokers))
         if not self.image.brokers[broker].directory_id:
-            return  # its disk is lost, so a new one is welcome: that is ``start``
+            return  # the disk is lost, so a new one is accepted: ``start`` does that
         command = RegisterBroker(
             broker=broker, directory_id=self.name("dir"), incarnation=self.name("run")
         )
         if self.propose(command).reason != "duplicate_broker":
-            raise ViolationError(f"a second broker {broker} was let in")
+            raise ViolationError(f"a second broker {broker} registered")
 
     def die(self) -> None:
-        """A broker stops without a word, perhaps because its disk is lost."""
+        """Crash a broker, perhaps because its disk is lost."""
         process = self.rng.choice(self.processes)
         process.is_running = False
         if not process.is_removed and self.rng.random() < 0.3:
             self.lose_disk(process)
 
     def swap_disk(self) -> None:
-        """A follower gets a new disk while its joining of the ISR is being proposed."""
+        """Replace a follower's disk while it is proposed for the ISR."""
         joining = {b for command in self.records.mail for b in command.changes[0].isr}
         process = self.rng.choice(self.processes)
         if process.id not in joining:
@@ -160,13 +160,13 @@ class MetadataRun(Orders):
         self.deliver()
 
     def stop(self) -> None:
-        """A broker is asked to stop; it may live on for a while, and dies by itself."""
+        """Ask a broker to stop; it may continue for a while, and ends by itself."""
         process = self.rng.choice(self.processes)
         if process.is_running:
             self.propose(BeginShutdown(process.run))
 
     def tick(self) -> None:
-        """Time passes: live brokers send heartbeats, and the controller decides."""
+        """Let time pass: live brokers send heartbeats, and the controller decides."""
         self.world.now_ms += self.rng.choice((100, 500, 900, 900))
         for process in self.processes:
             if process.is_running and self.rng.random() < 0.9:
@@ -175,7 +175,7 @@ class MetadataRun(Orders):
             self._controller = Controller(self.world.now_ms, LIMITS)
         commands = self._controller.decide(self.image, self.world.now_ms)
         moving = {name for name, p in self.image.partitions() if p.is_moving}
-        if self.rng.random() < 0.3:  # somebody else is quicker
+        if self.rng.random() < 0.3:  # another command comes first
             self.rng.choice((self.leader_acts, self.retry, self.deliver, self.operate))()
             for command in commands:
                 self.propose(command)
@@ -183,7 +183,7 @@ class MetadataRun(Orders):
         for command in commands:
             outcome = self.propose(command)
             if outcome.code or outcome.rejected:
-                raise ViolationError(f"the controller's {command} was refused: {outcome}")
+                raise ViolationError(f"the controller's {command} was rejected: {outcome}")
         self._check_settled()
         self._check_throttle(commands, moving)
 
@@ -195,18 +195,18 @@ class MetadataRun(Orders):
         led = [p for _, p in self.image.partitions() if p.leader]
         active = [p for p in led if set(p.adding) - set(p.isr) - fenced]
         if begun and len(active) > LIMITS.moves_max:
-            raise ViolationError(f"{len(active)} partitions move at once")
+            raise ViolationError(f"{len(active)} partitions move at once, too many")
 
     def _check_settled(self) -> None:
         more = self._controller.decide(self.image, self.world.now_ms)
         wrong = check.check_settled(self.image)
         if more or wrong:
-            raise ViolationError(f"decided, and yet: {more} {wrong}")
+            raise ViolationError(f"the controller left work to do: {more} {wrong}")
 
     # Leaders
 
     def leader_acts(self) -> None:
-        """A leader appends, a follower copies, records are committed, an ISR change is proposed."""
+        """Let a leader append, a follower copy, records be committed, an ISR change be proposed."""
         found = self.some_partition()
         if found is None or not self.leads(found[1]):
             return
@@ -221,9 +221,9 @@ class MetadataRun(Orders):
             self._propose_isr(name, partition)
 
     def _propose_isr(self, name: PartitionName, partition: PartitionImage) -> None:
-        """A leader's wish for its ISR; it arrives at once or later, and counts from now on."""
+        """Propose an ISR change; it arrives at once or later, and counts from now on."""
         if self.records.wanted_isr(partition):
-            return  # one at a time
+            return  # one proposal at a time
         assert partition.leader is not None
         leader = partition.leader
         wanted = {b for b in partition.isr if b == leader or self.rng.random() < 0.7}
@@ -238,14 +238,14 @@ class MetadataRun(Orders):
             self.records.mail.append(command)
 
     def deliver(self) -> None:
-        """A proposed ISR change arrives."""
+        """Decide a proposed ISR change."""
         mail = self.records.mail
         if mail:
             self.propose(mail.pop(self.rng.randrange(len(mail))))
 
-    # A whole life
+    # The whole run
 
-    def live(self, steps: int) -> str:
+    def run_steps(self, steps: int) -> str:
         """Run this many events, then heal; return a digest.
 
         Raises:
@@ -270,12 +270,12 @@ class MetadataRun(Orders):
             self.world.events += 1
             self.rng.choice(often if self.rng.random() < 0.8 else log_throttle)()
             if decode_image(encode_image(self.image)) != self.image:
-                raise ViolationError("a snapshot is not the image it was made of")
+                raise ViolationError("a decoded snapshot differs from the image")
         self.heal()
         return self.world.fingerprint
 
     def heal(self) -> None:
-        """All is well for a while; then nothing may be left undone."""
+        """Run without faults for a while; then the controller must have nothing left to do."""
         for broker in sorted(self.image.brokers):
             self.propose(Drain(broker, is_on=False))
         for process in self.processes:
@@ -283,7 +283,7 @@ class MetadataRun(Orders):
             if process.is_removed:
                 continue
             if known is not None and known.directory_id not in ("", process.directory):
-                process.is_running = False  # its disk is lost; it waits for an operator
+                process.is_running = False  # its disk is lost: an operator has to act
                 continue
             if known is not None and known.is_impaired:
                 self.propose(ReportStorage(process.run, is_impaired=False))
@@ -301,7 +301,7 @@ class MetadataRun(Orders):
         self._check_settled()
 
     def _empty_one(self) -> None:
-        """Drain a broker and remove it: its replicas must move, and the cluster stay usable."""
+        """Drain and remove a broker: its replicas must move, and the cluster must stay usable."""
         live = [b.id for b in self.image.brokers.values() if b.may_take_replicas]
         if not live:
             return
@@ -312,10 +312,10 @@ class MetadataRun(Orders):
         kept = [item for item in self.image.partitions() if leaving in item[1].replicas]
         for name, partition in kept:
             if name in well and len(partition.target) < len(live):
-                raise ViolationError(f"{name} has a place elsewhere, and stays: {partition}")
+                raise ViolationError(f"{name} did not leave the drained broker: {partition}")
         outcome = self.propose(RemoveBroker(leaving))
         if outcome.is_applied == bool(kept):
-            raise ViolationError(f"broker {leaving} keeps {len(kept)}, and: {outcome}")
+            raise ViolationError(f"broker {leaving} keeps {len(kept)} partitions: {outcome}")
 
     def _calm_round(self) -> None:
         for process in self.processes:
@@ -348,11 +348,11 @@ class MetadataRun(Orders):
     def _check_healed(self) -> None:
         for process in self.processes:
             if process.is_running and self.image.brokers[process.id].state != "live":
-                raise ViolationError(f"{process} was not taken into service")
+                raise ViolationError(f"{process} was not unfenced")
         for name, partition in self.image.partitions():
             up = [b for b in partition.replicas if self.process(b).is_running]
             if not set(partition.isr) & set(up) and not set(partition.last_known_safe) & set(up):
-                continue  # whoever surely has every record lost its disk: for an operator
+                continue  # the last in-sync replica lost its disk: an operator has to act
             if sorted(partition.isr) != sorted(up) or partition.leader is None:
                 raise ViolationError(f"{name} did not heal: {partition}")
             if partition.target[0] in up and partition.leader != partition.target[0]:
@@ -362,11 +362,11 @@ class MetadataRun(Orders):
 
 
 def run(seed: int) -> World:
-    """Run 300 steps.
+    """Run a history of 300 events.
 
     Raises:
         ViolationError: a promise was broken.
     """
-    life = MetadataRun(seed)
-    life.live(STEPS)
-    return life.world
+    history = MetadataRun(seed)
+    history.run_steps(STEPS)
+    return history.world

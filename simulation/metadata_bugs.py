@@ -1,8 +1,8 @@
-"""Seeded bugs: one wrong function each, put in on purpose, that the metadata's judges must find.
+"""Seeded bugs of the metadata: one wrong function each, which the checks must find.
 
-Rule: a bug is one change that a tired engineer could make, done by replacing one function where it
-is looked up. A bug that is not found in the seeds given means that a check is blind, and is a
-failure of the tests, not of the product.
+Rule: a bug is one change that an engineer could make by mistake. It replaces one function where
+that is looked up. A bug that no seed finds means that a check is missing: a failure of the tests,
+not of the product.
 """
 
 from typing import Any, Final
@@ -20,7 +20,7 @@ from strandline.core.metadata import (
 
 
 def _nothing(*_: object, **__: object) -> None:
-    """A check that is left out."""
+    """Do nothing, in place of a check."""
 
 
 def _known_safe(partition: Any, isr: Any, **_: object) -> Any:
@@ -56,7 +56,7 @@ METADATA_BUGS: Final = (
     Replacement(
         "safe replicas are kept while commits go on", "safe_outside", _known_safe, (partitions,)
     ),
-    Replacement("every replica is taken for safe", "is_safe", lambda *_: True, (partitions,)),
+    Replacement("every replica counts as safe", "is_safe", lambda *_: True, (partitions,)),
     Replacement(
         "a new leader keeps the old epoch", "next_epoch", lambda epoch: epoch, (partitions,)
     ),
@@ -79,7 +79,7 @@ METADATA_BUGS: Final = (
         lambda image, added: sum(1 for _ in image.partitions()) + len(added) + 1,
         (streams,),
     ),
-    Replacement("a second data directory is let in", "check_directory", _nothing, (brokers,)),
+    Replacement("a second data directory is accepted", "check_directory", _nothing, (brokers,)),
     Replacement(
         "a lost disk keeps the version", "forget_replica", _forget_without_version, (brokers,)
     ),
@@ -88,7 +88,7 @@ METADATA_BUGS: Final = (
     Replacement(
         "a stopping broker keeps its partitions", "successors", lambda *_: (), (controller,)
     ),
-    Replacement("leaders are not shared again", "rebalance_leaders", _nothing, (controller,)),
+    Replacement("leaders are not balanced again", "rebalance_leaders", _nothing, (controller,)),
     Replacement(
         "the id of a removed broker is used again",
         "removed_with",
@@ -96,13 +96,13 @@ METADATA_BUGS: Final = (
         (brokers,),
     ),
     Replacement(
-        "an unclean leader deletes what it takes below an old log start",
+        "an unclean leader deletes new records below an old log start",
         "log_start_after_loss",
         lambda partition: partition.log_start_offset,
         (partitions,),
     ),
     Replacement(
-        "a move that cannot go on keeps others waiting",
+        "a move that cannot continue blocks others",
         "is_under_way",
         lambda partition, _: partition.is_moving,
         (placement,),
@@ -111,14 +111,16 @@ METADATA_BUGS: Final = (
         "replicas are moved to brokers that are drained", "open_brokers", _in_service, (placement,)
     ),
     Replacement(
-        "draining forgets the throttle and what is moving",
+        "draining ignores the throttle and moves in progress",
         "moving",
         lambda _: -1_000,
         (placement,),
     ),
-    Replacement("an older copy of a directory is let in", "check_not_older", _nothing, (brokers,)),
     Replacement(
-        "what a new run has on its disk is noted of the run before",
+        "an older copy of a directory is accepted", "check_not_older", _nothing, (brokers,)
+    ),
+    Replacement(
+        "the stored index of a new run is noted for the earlier run",
         "reported_index",
         lambda _, heard: heard.stored_index if heard is not None else 0,
         (controller,),

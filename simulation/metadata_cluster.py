@@ -1,8 +1,8 @@
 """A simulated cluster as seen by its metadata: broker processes, and the log they all apply.
 
-Rules: every entry goes through its encoding, and every image and every step to the next one is
-checked (``core/metadata/check.py``); every command is proposed in a session, may come again, and
-is then answered as before. Beside the image runs the model of the records. ``metadata`` and
+Rules: every entry is encoded and decoded, and every image and step is checked
+(``core/metadata/check.py``). Every command is proposed in a session and may come again; it must
+then be answered as before. A model of the records runs beside the image. ``metadata`` and
 ``metadata_orders`` decide what happens, and when.
 """
 
@@ -31,7 +31,7 @@ CLIENTS = 3
 
 @dataclass(slots=True)
 class Process:
-    """A broker as it is, whatever the metadata believes."""
+    """A broker's real state, which the metadata may not know."""
 
     id: BrokerId
     directory: str
@@ -39,11 +39,11 @@ class Process:
     is_running: bool = False
     is_removed: bool = False
     stored_index: int = 0
-    """How much of the metadata log is on its disk, and stays there."""
+    """The last committed entry of the metadata log that is on its disk."""
 
     @property
     def run(self) -> BrokerRun:
-        """Its present or last run."""
+        """The broker's present or last run."""
         return BrokerRun(self.id, self.incarnation)
 
 
@@ -51,8 +51,8 @@ class MetadataCluster:
     """Brokers, their metadata and their records.
 
     Args:
-        seed: decides everything.
-        brokers: how many there may be.
+        seed: determines everything.
+        brokers: the most brokers there may be.
     """
 
     def __init__(self, seed: int, *, brokers: int = 4) -> None:
@@ -79,7 +79,7 @@ class MetadataCluster:
         self._sequences[client] += 1
         entry = Proposed(client, self._sequences[client], command)
         outcome = self._append(entry)
-        if outcome.reason == "session_expired":  # so it was not applied, and never will be
+        if outcome.reason == "session_expired":  # the command was not applied, and never will be
             del self._sequences[client]
             return self.propose(command)
         self._answers[entry.client_id, entry.sequence] = outcome
@@ -90,7 +90,7 @@ class MetadataCluster:
         return outcome
 
     def retry(self) -> None:
-        """An old entry comes a second time."""
+        """Append an old entry a second time, and check the answer."""
         if self._late:
             self._append_again(self._late.pop(self.rng.randrange(len(self._late))))
 
@@ -120,28 +120,28 @@ class MetadataCluster:
     # Brokers and partitions
 
     def lose_disk(self, process: Process) -> None:
-        """Lose its records and its knowledge."""
+        """Lose a broker's records and its metadata."""
         process.directory, process.stored_index = self.name("dir"), 0
         self.records.wipe(process.id)
 
     def leads(self, partition: PartitionImage) -> bool:
-        """Whether a live broker leads."""
+        """Whether a live broker leads a partition."""
         if partition.leader is None:
             return False
         process = self.process(partition.leader)
         return process.is_running and self.is_registered(partition.leader)
 
     def name(self, kind: str) -> str:
-        """A new name of a run or a directory."""
+        """Return a new name for a run or a directory."""
         self._made += 1
         return f"{kind}{self._made}"
 
     def process(self, broker: BrokerId) -> Process:
-        """The process of a broker."""
+        """Return the process of a broker."""
         return self.processes[broker - 1]
 
     def is_registered(self, broker: BrokerId) -> bool:
-        """Whether the metadata has this run."""
+        """Whether the metadata has this run of a broker."""
         known = self.image.brokers.get(broker)
         return known is not None and known.incarnation == self.process(broker).incarnation
 
@@ -150,7 +150,7 @@ class MetadataCluster:
         return self.image.streams[name.stream].config.min_isr
 
     def some_partition(self) -> tuple[PartitionName, PartitionImage] | None:
-        """Any partition, if there is one."""
+        """Return any partition; None if there is none."""
         found = list(self.image.partitions())
         return self.rng.choice(found) if found else None
 

@@ -1,7 +1,7 @@
 """Operators' and clients' commands to a simulated cluster, sensible or not.
 
-Rules: an order is one method, and everything random in it comes from the world's generator. Orders
-that must be refused whatever the image is, and are not, are violations.
+Rules: everything random comes from the world's generator. It is a violation if a command is
+accepted that must be rejected on any image.
 """
 
 from collections.abc import Callable
@@ -37,14 +37,14 @@ BROKERS_MAX = 7
 
 
 class Orders(MetadataCluster):
-    """A cluster that is given orders; arguments as for ``MetadataCluster``."""
+    """A cluster that receives commands; arguments as for ``MetadataCluster``."""
 
     def __init__(self, seed: int, *, brokers: int = 4) -> None:
         super().__init__(seed, brokers=brokers)
         self._late_starts: list[LogStart] = []
 
     def operate(self) -> None:
-        """One order of an operator or a client, sensible or not."""
+        """Propose one command of an operator or a client, sensible or not."""
         orders: tuple[Callable[[], None], ...] = (
             self._create,
             self._create,
@@ -105,7 +105,7 @@ class Orders(MetadataCluster):
         self.propose(Drain(broker, is_on))
 
     def _impair(self) -> None:
-        """A broker's disk fills up, or works again."""
+        """Report that a broker's disk is full, or works again."""
         process = self.rng.choice(self.processes)
         known = self.image.brokers.get(process.id)
         is_on = known is None or not known.is_impaired
@@ -121,7 +121,7 @@ class Orders(MetadataCluster):
         self._admit()
 
     def _admit(self) -> None:
-        """A new broker is let in, or one that cannot be."""
+        """Admit a new broker, or one that must be rejected."""
         if self.rng.random() < 0.3:
             broker = self.rng.choice(self.processes).id
             known = self.image.brokers.get(broker)
@@ -135,7 +135,7 @@ class Orders(MetadataCluster):
             self.processes.append(Process(number, f"dir{number}.0"))
 
     def _shorten(self) -> None:
-        """Records that are committed are deleted; the leader may change before that is decided."""
+        """Delete committed records; the leader may change before that is decided."""
         found = self.some_partition()
         if found is not None and found[1].leader is not None:
             name, partition = found
@@ -147,7 +147,7 @@ class Orders(MetadataCluster):
             self.propose(MoveLogStarts((late,)))
 
     def _forget(self) -> None:
-        """Ordered for brokers whose disk is lost, and seldom for another, which loses it."""
+        """Forget the directory of a broker whose disk is lost, or seldom of another."""
         for process in self.processes:
             known = self.image.brokers.get(process.id)
             if known is None or process.is_running:
@@ -182,7 +182,7 @@ class Orders(MetadataCluster):
         owner = self.rng.choice(("", "ann", "bob"))
         first = self.propose(AllocateProducerIds(self.rng.randint(1, 10), owner)).value
         if first + 10 < producer_id_of(self.image.next_producer_id, owner_of(first)):
-            raise ViolationError(f"producer ids from {first} were given out before")
+            raise ViolationError(f"producer ids from {first} were allocated twice")
 
     def _crowd(self) -> None:
         """Open so many sessions that older ones are forgotten."""

@@ -1,10 +1,10 @@
 """The records of a simulated cluster's replicas, as plain lists.
 
-Rules: each record is a number of its own. A follower first drops what its leader does not have,
-then copies; a record is committed once every member of the ISR has it and these are ``min_isr`` or
-more; while an ISR change is under way both ISRs have to, until the leader learns that the
-partition has changed otherwise, for then its own change can apply no more. A replica forgets
-nothing but with its disk.
+Rules: each record is a distinct number. A follower first drops what its leader does not have, then
+copies. A record is committed once every member of the ISR has it, if these are at least
+``min_isr``. While an ISR change is proposed, all members of both ISRs must have it, until the
+partition has another version, at which the proposal can no longer apply. A replica loses records
+only with its disk.
 """
 
 from strandline.core.metadata.commands import ChangeIsr, Command, ElectLeader, Replicas
@@ -24,13 +24,13 @@ class Records:
         self._next = 0
 
     def append(self, partition: PartitionImage) -> None:
-        """The leader takes a record."""
+        """Append a record at the leader."""
         assert partition.leader is not None
         self._next += 1
         self._log(partition, partition.leader).append(self._next)
 
     def copy(self, partition: PartitionImage, follower: BrokerId, count: int) -> None:
-        """A follower truncates to the leader's log, then copies some records."""
+        """Truncate a follower to the leader's log, then copy ``count`` records to it."""
         assert partition.leader is not None
         log, source = self._log(partition, follower), self._log(partition, partition.leader)
         if follower != partition.leader:
@@ -38,12 +38,12 @@ class Records:
             log[same:] = source[same : same + count]
 
     def has_all(self, partition: PartitionImage, broker: BrokerId) -> bool:
-        """Whether a replica is level with its leader."""
+        """Whether a replica has the same records as its leader."""
         assert partition.leader is not None
         return self._log(partition, broker) == self._log(partition, partition.leader)
 
     def wanted_isr(self, partition: PartitionImage) -> Replicas:
-        """Return the members of a proposed ISR change that may still apply; none if none is."""
+        """Return the members of a proposed ISR change that may still apply; empty without one."""
         for command in self.mail:
             [change] = command.changes
             if (change.at.log_id, change.at.version) == (partition.log_id, partition.version):
@@ -51,7 +51,7 @@ class Records:
         return ()
 
     def commit(self, partition: PartitionImage, min_isr: int) -> None:
-        """Commit what all members of the ISR have, if they are enough."""
+        """Commit the records that all members of the ISR have, if these are ``min_isr`` or more."""
         assert partition.leader is not None
         if len(partition.isr) < min_isr:
             return
@@ -68,12 +68,12 @@ class Records:
         return len(self._committed.get(partition.log_id, ()))
 
     def wipe(self, broker: BrokerId) -> None:
-        """A disk is lost; the broker can do nothing until it is let in with another one."""
+        """Lose a disk; the broker does nothing until it registers with another one."""
         self._without_disk.add(broker)
         self._logs = {key: log for key, log in self._logs.items() if key[1] != broker}
 
     def let_in(self, broker: BrokerId) -> None:
-        """A broker was registered with the disk it has."""
+        """Note that a broker has registered with its present disk."""
         self._without_disk.discard(broker)
 
     def note(self, before: MetadataImage, after: MetadataImage, command: Command) -> None:
@@ -87,7 +87,7 @@ class Records:
             if old is None or old is partition:
                 continue
             if is_unclean and partition.leader is not None:
-                # No more than was committed: an ISR of one may still be too few to commit.
+                # Only committed records count: an ISR of one may be too small to commit more.
                 log = self._log(partition, partition.leader)
                 committed = self._committed.get(partition.log_id, [])
                 self._committed[partition.log_id] = log[: _common(log, committed)]
@@ -98,7 +98,7 @@ class Records:
             self._committed.pop(log_id, None)
         for _, partition in after.partitions():
             if partition.log_start_offset > self.committed(partition):
-                raise ViolationError(f"records will be deleted that are not there yet: {partition}")
+                raise ViolationError(f"the log start is beyond the leader's log: {partition}")
 
     def _check_members(self, partition: PartitionImage, members: set[BrokerId]) -> None:
         committed = self._committed.get(partition.log_id, [])

@@ -1,13 +1,13 @@
 """Random runs of the real storage on a disk that loses, tears, fails, fills up and lies.
 
-Journal, logs, checkpoints and recovery as a broker uses them, in one thread: turns over several
-logs, syncs, checkpoints whose three steps lie apart, copies without the journal, truncations at
-both ends, retention, logs that are deleted, made again and started over. Files are removed later,
-in order, as on the broker's thread for that. At any call the machine may lose power, in recovery
-too, and any write or sync may fail; then everything is opened anew and compared with plain lists
-(``recovery_model``). In every fourth life the disk lies at last: of what it says is synced any part
-may be gone. That nobody can make good; but what recovery then serves must be what was written, with
-every gap told.
+Journal, logs, checkpoints and recovery are used as by a broker, in one thread: group commits to
+several logs, syncs, checkpoints with pauses between their three steps, copies without the journal,
+truncations, deletions and retention, and logs that are deleted, created again and emptied. Files
+are removed later, in order, as on the broker's thread for that. At any call, even in recovery, the
+machine may lose power, and any write or sync may fail; then everything is opened again and compared
+with plain lists (``recovery_model``). At the end of every fourth run the disk lies: any part of
+what it reported as synced may be lost. No recovery can restore that; but the records that it serves
+must be those that were written, and it must report every gap.
 
 Rules: everything random comes from the world's generator, so a seed repeats. Calls of the disk and
 steps of the driver are the events.
@@ -41,7 +41,7 @@ OPENINGS_MAX: Final = 30
 
 
 class RecoveryPlan(NamedTuple):
-    """A step of a run, and how often it is taken."""
+    """A step of a run, and its weight."""
 
     weight: int
     step: Callable[[], None]
@@ -51,26 +51,26 @@ class RecoveryRun:
     """One data directory's run; every public method is one possible event.
 
     Args:
-        seed: decides everything.
+        seed: determines everything.
     """
 
     def __init__(self, seed: int) -> None:
         self.world = World(seed)
         self.rng = self.world.rng
         self.disk = SimDisk(self.world)
-        self.disk.make_directory(DATA)  # by whoever set the machine up
+        self.disk.make_directory(DATA)  # as an operator does
         self.models = [LogModel(LogId(i + 1)) for i in range(3)]
         self.doomed: list[LogId] = []
         """Logs whose deletion may not be complete."""
         self.used: set[LogId] = set()
-        """Ids of logs that were deleted, and may be used again."""
+        """Ids of deleted logs, which may be used again."""
         self._next_id = LogId(4)
         self._storage: Recovered | None = None
         self._pending: PendingCheckpoint | None = None
         self._is_durable = False
         self._written = 0
         self._removals: deque[Callable[[], None]] = deque()
-        """What is still to be removed of segments and logs that are gone."""
+        """Pending removals of files of deleted segments and logs."""
 
     @property
     def storage(self) -> Recovered:
@@ -79,22 +79,25 @@ class RecoveryRun:
         return self._storage
 
     def log(self, model: LogModel) -> Log:
-        """The log of a model."""
+        """Return the log of a model."""
         return self.storage.logs[model.log_id]
 
     def some_log(self) -> tuple[LogModel, Log]:
-        """Any one."""
+        """Return any log, with its model."""
         model = self.rng.choice(self.models)
         return model, self.log(model)
 
     def is_often(self, chance: float) -> bool:
-        """True as often as that."""
+        """Return True with this probability."""
         return self.rng.random() < chance
 
     # Writing
 
     def turn(self) -> None:
-        """A group commit: batches of some logs and a journal entry; undone if that is rejected."""
+        """Do a group commit: append batches to some logs, then a journal entry.
+
+        The batches are undone if the journal rejects the entry.
+        """
         taken: list[tuple[LogModel, bytes]] = []
         for _ in range(self.rng.choice((1, 1, 1, 2, 3))):
             model, log = self.some_log()
@@ -123,10 +126,10 @@ class RecoveryRun:
 
     def _check_full(self) -> None:
         if not self.disk.full:
-            raise ViolationError("no space is told of a disk that has some")
+            raise ViolationError("a disk with free space was reported as full")
 
     def sync(self) -> None:
-        """The journal is synced, perhaps elsewhere meanwhile; covered entries are safe."""
+        """Sync the journal, perhaps as on another thread; the covered entries are safe."""
         journal = self.storage.journal
         covered = [(model, len(model.batches)) for model in self.models]
         if self.is_often(0.7):
@@ -151,10 +154,10 @@ class RecoveryRun:
         except LogPoisonedError:
             if self.is_often(0.5):
                 raise
-            self.storage.journal.sync()  # must not succeed: what failed is not written again
+            self.storage.journal.sync()  # must fail: the failed writes are not written again
 
     def copy(self) -> None:
-        """Batches that go to their segments only, and are safe once these are synced."""
+        """Append batches without the journal; they are safe once the log is synced."""
         model, log = self.some_log()
         if not log.can_do_without_journal:
             return
@@ -173,7 +176,7 @@ class RecoveryRun:
         self.world.counts["copies"] += 1
 
     def write_pending(self) -> None:
-        """A log's batches leave memory for the file, or the next segment."""
+        """Write a log's batches from memory to the file, or begin a new segment."""
         _, log = self.some_log()
         try:
             log.roll() if self.is_often(0.2) else log.write_pending()
@@ -199,7 +202,7 @@ class RecoveryRun:
             self._pending = None
 
     def spare(self) -> None:
-        """A journal file is made ahead of need."""
+        """Create a spare journal file."""
         try:
             if self.storage.journal.needs_spare:
                 self.storage.journal.allocate_spare()
@@ -209,7 +212,7 @@ class RecoveryRun:
     # Removing
 
     def cut(self) -> None:
-        """The end of a copy is removed, because its new leader has something else there."""
+        """Truncate a log, because its new leader has other records there."""
         model, log = self.some_log()
         if self.disk.full:
             return
@@ -220,8 +223,8 @@ class RecoveryRun:
             model.epoch += 1
             self.world.counts["cut"] += 1
 
-    def truncate_before(self) -> None:
-        """Safe records at the beginning are removed, by a person or by retention."""
+    def delete_before(self) -> None:
+        """Delete safe records at the beginning, as an operator or retention does."""
         model, log = self.some_log()
         offset: int | None = self.rng.randint(model.first, model.safe_end)
         if self.is_often(0.4):
@@ -231,7 +234,7 @@ class RecoveryRun:
             return
         model.start_max = offset
         try:
-            log.truncate_before(offset)
+            log.delete_before(offset)
         except DiskFullError:
             self._check_full()
         else:
@@ -239,7 +242,7 @@ class RecoveryRun:
         self.world.counts["removed"] += 1
 
     def start_over(self) -> None:
-        """A replica was away too long; it is emptied, and continues at a later offset."""
+        """Empty a replica that was offline too long; it continues at a later offset."""
         model, log = self.some_log()
         if self.disk.full:
             return
@@ -250,7 +253,7 @@ class RecoveryRun:
         self.world.counts["started over"] += 1
 
     def delete(self) -> None:
-        """A log is deleted, and another takes its place, perhaps by the same id."""
+        """Delete a log, and create another, perhaps with the same id."""
         if self.disk.full:
             return
         index = self.rng.randrange(len(self.models))
@@ -276,7 +279,7 @@ class RecoveryRun:
                 self._removals.popleft()()
 
     def _make_logs(self) -> None:
-        """Those that are not there yet."""
+        """Create the logs that do not exist yet."""
         for model in self.models:
             if not model.is_made:
                 if model.log_id not in self.storage.logs:
@@ -301,20 +304,20 @@ class RecoveryRun:
     # Faults
 
     def fill(self) -> None:
-        """The disk is full for a while; or no longer."""
+        """Make the disk full, or no longer full."""
         self.disk.full = not self.disk.full and self.is_often(0.5)
 
     def fail(self) -> None:
-        """Some write or sync that comes will fail."""
+        """Let a later write or sync fail."""
         operation = self.rng.choice(("write", "sync", "sync", "name"))
         self.disk.fail_after(operation, self.rng.randint(0, 8))
 
     def die(self) -> None:
-        """The machine will lose power at some call."""
+        """Let the machine lose power at a later call."""
         self.disk.die_after(self.rng.choice((0, 5, 20, 80)) + self.rng.randint(0, 5))
 
     def stop(self) -> None:
-        """The process is killed, or the machine loses power between two calls."""
+        """Kill the process, or lose power, between two calls."""
         self._close()
         if self.is_often(0.6):
             self._lose_power()
@@ -330,7 +333,7 @@ class RecoveryRun:
         self._removals.clear()
 
     def open(self) -> None:
-        """Recover, again if that is interrupted; then compare."""
+        """Recover, repeatedly if that is interrupted; then compare with the models."""
         for _ in range(OPENINGS_MAX):
             self.disk.be_well()
             self._endanger()
@@ -343,10 +346,10 @@ class RecoveryRun:
                 self._close()
             else:
                 return
-        raise ViolationError(f"{OPENINGS_MAX} recoveries did not come to an end")
+        raise ViolationError(f"{OPENINGS_MAX} recoveries in a row did not finish")
 
     def _endanger(self) -> None:
-        """Sometimes there is trouble while recovering."""
+        """Sometimes plan a fault during recovery."""
         if self.is_often(0.2):
             self.disk.die_after(self.rng.choice((10, 50, 150)) + self.rng.randint(0, 20))
         if self.is_often(0.1):
@@ -358,7 +361,7 @@ class RecoveryRun:
         self._check_corruption()
         for model in self.models:
             if model.is_made and model.log_id not in self.storage.logs:
-                raise ViolationError(f"the directory of log {model.log_id} is gone")
+                raise ViolationError(f"the directory of log {model.log_id} is missing")
             if model.is_made:
                 model.recovered(self.log(model))
         self._remove_doomed()
@@ -392,11 +395,11 @@ class RecoveryRun:
         excused |= {str(log_id) for log_id in self.doomed}
         for corruption in self.storage.report.corruption:
             if corruption.file.parent.name not in excused:
-                raise ViolationError(f"corruption is told that is none: {corruption}")
+                raise ViolationError(f"corruption was reported, but there is none: {corruption}")
 
-    # A whole life
+    # The whole run
 
-    def live(self, steps: int) -> str:
+    def run_steps(self, steps: int) -> str:
         """Run this many events; return a digest.
 
         Raises:
@@ -419,7 +422,7 @@ class RecoveryRun:
             RecoveryPlan(5, self.write_pending),
             RecoveryPlan(4, self.copy),
             RecoveryPlan(3, self.cut),
-            RecoveryPlan(3, self.truncate_before),
+            RecoveryPlan(3, self.delete_before),
             RecoveryPlan(6, self.reclaim),
             RecoveryPlan(2, self.spare),
             RecoveryPlan(2, self.fill),
@@ -450,7 +453,7 @@ class RecoveryRun:
         self.world.note(f"{step.__name__} {ends} {self.storage.journal.last_sequence}")
 
     def _end(self) -> None:
-        """All is well; what was written is there."""
+        """Check at the end, without faults, that everything written is there."""
         self.disk.be_well()
         for model in self.models:
             model.check(self.log(model))
@@ -459,12 +462,12 @@ class RecoveryRun:
 
 
 class LyingDiskRun(RecoveryRun):
-    """One whose disk lies at the end."""
+    """A run whose disk lies at the end."""
 
     def _end(self) -> None:
         self.disk.be_well()
         self.disk.lies = True
-        steps = (self.turn, self.sync, self.checkpoint, self.write_pending, self.truncate_before)
+        steps = (self.turn, self.sync, self.checkpoint, self.write_pending, self.delete_before)
         for _ in range(self.rng.randint(1, 60)):
             self.rng.choice((*steps, self.turn, self.sync))()
         self._close()
@@ -480,14 +483,14 @@ class LyingDiskRun(RecoveryRun):
 
 
 def run(seed: int) -> World:
-    """Run once.
+    """Run the history of a seed.
 
     Raises:
         ViolationError: a promise was broken.
     """
-    life = LyingDiskRun(seed) if seed % LIES_EVERY == LIES_EVERY - 1 else RecoveryRun(seed)
-    life.live(STEPS)
-    return life.world
+    history = LyingDiskRun(seed) if seed % LIES_EVERY == LIES_EVERY - 1 else RecoveryRun(seed)
+    history.run_steps(STEPS)
+    return history.world
 
 
 def _now(removal: Callable[[], None]) -> None:

@@ -1,13 +1,13 @@
 """A disk in memory for the real storage: it tears, fails, fills up, crashes and optionally lies.
 
-Each file has what its readers see and what is stored. A sync stores what was written; a power loss
-leaves of what was not synced nothing, all, or any of its sectors, and of the changes of names as
-many as a file system's own journal had got to. After a sync that failed, what it was for counts as
-written to the system, as on Linux: no later sync stores it, and who drops the cache sees that it is
-gone. A disk that lies says that it has synced, and has not.
+Each file has the contents that readers see and the stored contents. A sync stores what was written.
+A power loss keeps none, all, or any sectors of the unsynced writes, and a prefix of the unsynced
+changes of names, as a file system's journal does. After a failed sync its writes count as clean, as
+on Linux: no later sync stores them, and they are lost when the cache is dropped. A disk that lies
+reports syncs that it has not done.
 
-Rules: all that is random comes from the generator that is passed in, and every call is an event.
-Knows nothing of what the bytes mean.
+Rules: everything random comes from the generator that is passed in, and every call is an event.
+Must not know what the bytes mean.
 """
 
 import errno
@@ -29,7 +29,7 @@ class PowerLossError(Exception):
 
 
 class _Write(NamedTuple):
-    """A change of a file's contents that is not stored; without data, a new length."""
+    """An unstored change of a file's contents; without data, a new length."""
 
     position: int
     data: bytes | None
@@ -47,7 +47,7 @@ class _File:
 
 
 class _Directory:
-    """Names, as they are seen, as they are stored, and the changes in between."""
+    """A directory's names as readers see them, as they are stored, and the changes in between."""
 
     __slots__ = ("changes", "names", "stored")
 
@@ -57,7 +57,7 @@ class _Directory:
         self.changes: list[dict[str, _Node | None]] = []
 
     def change(self, names: "dict[str, _Node | None]") -> None:
-        """All of them at once; None takes a name away."""
+        """Change names in one step; None removes a name."""
         _rename(self.names, names)
         self.changes.append(names)
 
@@ -85,11 +85,11 @@ def _change(contents: bytearray, write: _Write) -> None:
 
 
 class SimDisk(Disk):
-    """A ``Disk`` whose faults are decided beforehand.
+    """A ``Disk`` whose faults are planned in advance.
 
     Attributes:
         full: writes that need new space fail.
-        lies: syncs store nothing, and say that they have.
+        lies: syncs store nothing, but succeed.
 
     Args:
         world: the generator, and the count of events.
@@ -121,12 +121,12 @@ class SimDisk(Disk):
         self._fails_in[operation] = calls
 
     def be_well(self) -> None:
-        """End all planned faults; past ones stay."""
+        """Cancel all planned faults; the effects of past ones stay."""
         self.full, self.lies, self._dies_in = False, False, -1
         self._fails_in.clear()
 
     def crash(self, how: str) -> None:
-        """Lose power: of unsynced writes ``nothing``, ``all`` or any part (``torn``) is left."""
+        """Lose power; of unsynced writes keep ``nothing``, ``all`` or any part (``torn``)."""
         self.be_well()
         self._is_dead = False
         self._open.clear()
@@ -156,7 +156,7 @@ class SimDisk(Disk):
         file.seen = bytearray(file.stored)
 
     def _store_a_part(self, file: _File, write: _Write) -> None:
-        """Any of the sectors that were written, from the first to the last or here and there."""
+        """Store some of the written sectors: a prefix, or scattered ones."""
         position, data = write
         chance = self._rng.choice((0.0, 0.5, 0.9, 1.0))
         if data is None:
@@ -171,7 +171,7 @@ class SimDisk(Disk):
             start = stop
 
     def _enter(self, operation: str = "") -> None:
-        """A call begins; it may be the last one, or fail."""
+        """Begin a call, which may lose power, or fail."""
         self._world.events += 1
         if self._dies_in >= 0:
             self._dies_in -= 1
@@ -211,21 +211,21 @@ class SimDisk(Disk):
         self._open.pop(fd, None)
 
     def inode(self, fd: int) -> int:
-        """The storage of this simulation asks for none."""
+        """Not implemented: the storage of this simulation needs no inodes."""
         raise NotImplementedError(f"the inode of {fd}")
 
     def size(self, fd: int) -> int:
-        """As readers see it."""
+        """Return the size that readers see."""
         self._enter()
         return len(self._open[fd].seen)
 
     def pread(self, fd: int, length: int, position: int) -> bytes:
-        """As readers see it."""
+        """Return the bytes that readers see."""
         self._enter()
         return bytes(self._open[fd].seen[position : position + length])
 
     def pwrite(self, fd: int, data: Bytes, position: int) -> None:
-        """Write; or a part, and fail."""
+        """Write; or write a part, and fail."""
         file, data = self._open.get(fd), bytes(data)
         try:
             self._enter("write")
@@ -249,7 +249,7 @@ class SimDisk(Disk):
             file.unsynced.append(write)
 
     def pwritev(self, fd: int, buffers: Sequence[Bytes], position: int) -> None:
-        """All buffers as one."""
+        """Write all buffers by one ``pwrite``."""
         self.pwrite(fd, b"".join(buffers), position)
 
     def truncate(self, fd: int, length: int) -> None:
@@ -259,7 +259,7 @@ class SimDisk(Disk):
             self._write(self._open[fd], _Write(length, None))
 
     def fdatasync(self, fd: int) -> None:
-        """Store the writes; or fail, and never store them; or lie."""
+        """Store the writes; or fail, and never store them; or lie, and succeed."""
         file = self._open[fd]
         try:
             self._enter("sync")
@@ -279,12 +279,12 @@ class SimDisk(Disk):
         file.unsynced = []
 
     def write_back(self, fd: int, position: int, length: int) -> None:
-        """Start writing; it makes nothing durable."""
+        """Do nothing durable: it may only start writing."""
         assert fd in self._open, f"the file of {position} to {position + length} is open"
         self._enter()
 
     def map(self, fd: int, length: int) -> mmap.mmap:
-        """The first bytes, which will not change."""
+        """Return a copy of the first bytes, which will not change."""
         self._enter()
         if not 0 < length <= len(self._open[fd].seen):
             raise translated(OSError(errno.EINVAL, "invalid length"), "mapping a file")
@@ -293,10 +293,10 @@ class SimDisk(Disk):
         return mapped
 
     def will_need(self, fd: int, position: int, length: int) -> None:
-        """All is in memory."""
+        """Do nothing: everything is in memory."""
 
     def drop_cache(self, fd: int) -> None:
-        """Show what is stored, and what is not yet synced."""
+        """Show readers what is stored, and unsynced writes; writes of failed syncs are lost."""
         self._enter()
         file = self._open[fd]
         length, file.seen = len(file.seen), bytearray(file.stored)
@@ -314,7 +314,7 @@ class SimDisk(Disk):
             directory.stored, directory.changes = dict(directory.names), []
 
     def rename(self, source: Path, target: Path) -> None:
-        """A file or a directory, within one directory."""
+        """Rename a file or a directory within its directory."""
         self._enter("name")
         assert source.parent == target.parent, "nothing moves between directories"
         directory = self._directories[source.parent]
@@ -324,14 +324,14 @@ class SimDisk(Disk):
             self._directories[target] = self._directories.pop(source)
 
     def unlink(self, path: Path) -> None:
-        """Take a name away, if it is there."""
+        """Remove a name if it exists."""
         self._enter("name")
         directory = self._directories.get(path.parent)
         if directory is not None and path.name in directory.names:
             directory.change({path.name: None})
 
     def make_directory(self, path: Path) -> None:
-        """With its parents, durably."""
+        """Create a directory and its parents, durably."""
         if path in self._directories:
             return
         self.make_directory(path.parent)
@@ -341,32 +341,32 @@ class SimDisk(Disk):
         self.sync_directory(path.parent)
 
     def remove_directory(self, path: Path) -> None:
-        """An empty one, if it is there."""
+        """Remove an empty directory if it exists."""
         self._enter("name")
         if path in self._directories:
             assert not self._directories.pop(path).names, "it is empty"
             self._directories[path.parent].change({path.name: None})
 
     def exists(self, path: Path) -> bool:
-        """Whether the name is there."""
+        """Whether the name exists."""
         self._enter()
         directory = self._directories.get(path.parent)
         return directory is not None and path.name in directory.names
 
     def listing(self, path: Path) -> dict[str, int]:
-        """In order of names, so that a seed repeats."""
+        """Return names and sizes in order of names, so that a seed repeats."""
         self._enter()
         directory = self._directories.get(path)
         names = sorted(directory.names.items()) if directory else []
         return {name: len(node.seen) for name, node in names if isinstance(node, _File)}
 
     def read_bytes(self, path: Path) -> bytes | None:
-        """The whole of a file."""
+        """Return the contents of a file; None if it does not exist."""
         self._enter()
         directory = self._directories.get(path.parent)
         node = directory.names.get(path.name) if directory else None
         return bytes(node.seen) if isinstance(node, _File) else None
 
     def entropy(self, length: int) -> bytes:
-        """From the seed."""
+        """Return bytes that the seed determines."""
         return self._rng.randbytes(length)

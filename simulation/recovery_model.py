@@ -1,9 +1,9 @@
 """A model of a log's contents, as plain lists, and its comparison with the log.
 
-Rules: a batch is *safe* once a sync said so; after any end all safe batches are there, once, in
-order, byte for byte, and of the others those before some point. A cut is not durable by itself
-(only a copy's leader knows of it), so that what was cut may be back, where nothing safe has taken
-its place. Knows nothing of files.
+Rules: a batch is *safe* once a sync has covered it. After any stop all safe batches are there,
+once, in order, byte for byte, and a prefix of the others. A truncation of a copy is not durable by
+itself (its leader repeats it), so truncated batches may return, unless safe ones have replaced
+them. Must not know files.
 """
 
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ READ_BYTES: Final = 1500
 
 
 class ModelBatch(NamedTuple):
-    """A batch, and the offsets in it."""
+    """A batch and its offsets."""
 
     base: int
     end: int
@@ -37,7 +37,7 @@ class ModelBatch(NamedTuple):
 
 
 def make_batch(base: int, count: int, epoch: int, *, payload: bytes) -> bytes:
-    """Return a batch of this many records; storage does not read them."""
+    """Return a batch of this many records, whose contents storage does not read."""
     length = HEADER_BYTES + len(payload) + -len(payload) % 8
     fields = (base, count, count - 1, epoch, 0, base + 1, base + count, -1, 0, 1, 0)
     batch = bytearray(HEADER.pack(MAGIC, 0, length, VERSION, 0, 0, *fields))
@@ -47,10 +47,10 @@ def make_batch(base: int, count: int, epoch: int, *, payload: bytes) -> bytes:
 
 
 def read_all(log: Log) -> list[ModelBatch]:
-    """Every batch of a log.
+    """Return every batch of a log.
 
     Raises:
-        CorruptBatchError: one cannot be read.
+        CorruptBatchError: a batch cannot be read.
     """
     found: list[ModelBatch] = []
     offset = log.log_start_offset
@@ -73,27 +73,28 @@ def batches_in(buffer: memoryview) -> list[ModelBatch]:
 
 @dataclass(slots=True)
 class LogModel:
-    """One log, which may be started over and may get a namesake once it is deleted."""
+    """The model of one log, which may be emptied, deleted, and created again with its id."""
 
     log_id: LogId
     is_made: bool = False
     batches: list[ModelBatch] = field(default_factory=list)
     safe: int = 0
-    """So many of them must survive."""
+    """How many of the batches must survive."""
     first: int = 0
-    """Where the batches begin, or would."""
+    """The offset at which the batches begin, or would begin."""
     start: int = 0
     start_max: int = 0
-    """Where the log starts, if a removal was cut short; else the same."""
+    """The largest possible log start: above ``start`` if a deletion was interrupted."""
     restart: int = -1
-    """Where it was about to start over."""
+    """The offset at which the log was to continue, if emptying it was interrupted; else -1."""
     epoch: int = 0
     cut_off: set[bytes] = field(default_factory=set)
-    """Batches that were cut, and may be back."""
+    """Truncated batches, which may return."""
     history: set[bytes] = field(default_factory=set)
-    """Every batch there ever was."""
+    """Every batch that was ever written."""
     was_cut: bool = False
-    """Since it was opened: recovery may miss what a checkpoint told of, and say so."""
+    """Whether it was truncated since it was opened, so that recovery may report records of a
+    checkpoint as lost."""
 
     @property
     def end(self) -> int:
@@ -106,7 +107,7 @@ class LogModel:
         return self.batches[self.safe - 1].end if self.safe else self.first
 
     def next_batch(self, count: int, payload: bytes) -> bytes:
-        """Add a batch; it is not safe."""
+        """Add a batch, which is not safe yet."""
         base = self.end
         data = make_batch(base, count, self.epoch, payload=payload)
         self.batches.append(ModelBatch(base, base + count, self.epoch, data))
@@ -127,20 +128,20 @@ class LogModel:
         self.restart = -1
 
     def check(self, log: Log) -> None:
-        """Compare with the log of a storage that is running.
+        """Compare with the log of a running storage.
 
         Raises:
-            ViolationError: it is another.
+            ViolationError: they differ.
         """
         wanted = [batch for batch in self.batches if batch.end > log.log_start_offset]
         if self._read(log) != wanted or log.log_end_offset != max(self.end, log.log_start_offset):
-            raise self._violation(log, "is not what was written")
+            raise self._violation(log, "differs from what was written")
 
     def recovered(self, log: Log) -> None:
-        """Compare with the log after a recovery, and adopt its contents.
+        """Compare with the log after a recovery, and take over its contents.
 
         Raises:
-            ViolationError: something safe is missing, or something is there that was not written.
+            ViolationError: a safe batch is missing, or the log has one that was not written.
         """
         if self.restart >= 0 and log.log_start_offset == self.restart:
             self.start_over(self.restart)
@@ -167,12 +168,12 @@ class LogModel:
             raise self._violation(log, f"has records from {found[same].base} on that nobody wrote")
 
     def _check_row(self, log: Log, found: list[ModelBatch]) -> None:
-        """Offsets are dense up to the end, and epochs never go down."""
+        """Check that offsets are dense up to the end, and that epochs never decrease."""
         at = found[0].base if found else log.log_start_offset
         epoch = 0
         for batch in found:
             if batch.base != at or batch.epoch < epoch:
-                raise self._violation(log, f"does not go on at {at} in epoch {epoch}: {batch[:3]}")
+                raise self._violation(log, f"should continue at {at} in epoch {epoch}: {batch[:3]}")
             at, epoch = batch.end, batch.epoch
         if log.log_end_offset != at:
             raise self._violation(log, f"should end at {at}")
@@ -193,7 +194,7 @@ def check_after_lies(model: LogModel, log: Log, *, is_corruption_reported: bool)
     """Check a log of a disk that lied: served batches were written, gaps are reported.
 
     Raises:
-        ViolationError: neither.
+        ViolationError: a served batch was not written, or a gap is not reported.
     """
     offset, is_reported = int(log.log_start_offset), is_corruption_reported
     while offset < log.log_end_offset:
@@ -205,9 +206,9 @@ def check_after_lies(model: LogModel, log: Log, *, is_corruption_reported: bool)
         at = offset
         for batch in batches_in(part.buffer):
             if batch.data not in model.history:
-                raise ViolationError(f"log {model.log_id} serves at {batch.base} what nobody wrote")
+                raise ViolationError(f"log {model.log_id} has at {batch.base} what nobody wrote")
             if batch.base > at and not is_reported:
-                raise ViolationError(f"log {model.log_id} misses {at} to {batch.base - 1} silently")
+                raise ViolationError(f"log {model.log_id} hides a gap: {at} to {batch.base - 1}")
             at = batch.end
         if part.next_offset <= offset:
             raise ViolationError(f"reading from offset {offset} gets nowhere")

@@ -1,8 +1,8 @@
-"""Simulated clusters of replicas in one process, with every fault, determined by one seed.
+"""Simulated clusters of replicas in one process, with all faults, determined by one seed.
 
 ``run(seed)`` builds a cluster of three or five brokers with a few partitions, lets publishers and
-readers work while things break, heals everything, and asks for what must then be true. It raises
-``ViolationError`` at the first broken promise; the same seed gives the same history.
+readers work during faults, ends the faults, and checks the result. It raises ``ViolationError`` at
+the first broken promise; the same seed gives the same history.
 """
 
 from collections import Counter
@@ -32,12 +32,12 @@ def run(
     chaos_ms: float = 4_000,
     write_trace: Callable[[str], object] | None = None,
 ) -> Result:
-    """A whole history.
+    """Run a history.
 
     Args:
-        seed: decides it.
-        chaos_ms: how long things break, in virtual time.
-        write_trace: takes the lines of a trace of elections and writes.
+        seed: determines it.
+        chaos_ms: how long there are faults, in virtual time.
+        write_trace: receives the lines of a trace of elections and writes.
 
     Raises:
         ViolationError: a promise was broken; the message names the seed.
@@ -53,7 +53,7 @@ def run(
 
 
 def _live(cluster: Cluster, faults: Faults, chaos_ms: float) -> None:
-    """Start, break, heal, judge."""
+    """Start the cluster, break it, heal it, and check it."""
     world, clients = cluster.world, Clients(cluster)
     cluster.begin()
     for number in range(len(cluster.checkers)):

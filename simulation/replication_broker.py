@@ -1,8 +1,8 @@
 """A simulated broker: group commit around real replicas, on a simulated disk.
 
-Rules: one turn at a time, as in ``broker.turn``: take what came in, step, write, flush, sync, and
-when the sync has ended tell the replicas, flush and ack. A crash forgets everything but the disk; a
-life is never continued. What is told to an earlier life is dropped.
+Rules: one group commit at a time, as in the broker: take the inbox, step the replicas, write,
+flush, sync, and when the sync has ended step the replicas, flush and ack. A crash loses everything
+except the disk. Each start is a new incarnation; calls for an earlier one are ignored.
 """
 
 from collections.abc import Callable
@@ -41,22 +41,22 @@ class SimBrokerHost(Protocol):
         """Send a message to another broker."""
 
     def propose(self, broker: "SimBroker", number: int, proposal: fx.ProposeIsr) -> None:
-        """Let metadata decide, however long it takes."""
+        """Propose an ISR change to the metadata, which may take long."""
 
     def hand_over(self, broker: BrokerId, number: int, effect: fx.TransferLeadership) -> None:
-        """Name successors to metadata."""
+        """Name successors to the metadata."""
 
     def isr(self, number: int) -> tuple[BrokerId, ...]:
-        """As metadata has it now."""
+        """Return the ISR in the metadata now."""
 
 
 class NoOffset(Enum):
-    """Why a publisher gets no offset."""
+    """The reason for which a publisher gets no offset."""
 
     REFUSED = auto()
     """Nothing was written, and nothing will be."""
     UNKNOWN = auto()
-    """It was written, or may have been."""
+    """The record was written, or may have been."""
 
 
 Answer = int | NoOffset
@@ -74,7 +74,7 @@ class SimPublish:
 
 @dataclass(frozen=True, slots=True)
 class SyncEnded:
-    """Reports the end of a sync; the covered offset is computed when it is handled."""
+    """The event that a sync has ended; the covered offset is computed when this is handled."""
 
 
 @dataclass(slots=True)
@@ -89,18 +89,18 @@ class Hosted:
 
 
 class SimBroker:
-    """A broker over all its lives.
+    """A broker through all its incarnations.
 
     Args:
         number: its id.
         around: the cluster.
-        logs: one per partition, kept over lives.
+        logs: one per partition, kept when it restarts.
     """
 
     def __init__(self, number: BrokerId, host: SimBrokerHost, logs: list[SimLog]) -> None:
         self.id = number
         self.logs = logs
-        self.life = 0
+        self.incarnation = 0
         self.alive = False
         self.paused_until = 0.0
         self.hosted: list[Hosted] = []
@@ -112,15 +112,15 @@ class SimBroker:
         self._syncing = False
         self._wake_ms = 0.0
 
-    # Lives
+    # Starts and crashes
 
     def start(self) -> None:
         """Recover the logs and start."""
-        self.life += 1
+        self.incarnation += 1
         self.alive = True
         self.paused_until = self._wake_ms = 0.0
         self._scheduled = self._syncing = False
-        trace = self._world.begin_trace(self.id, f"broker-{self.id}.{self.life}")
+        trace = self._world.begin_trace(self.id, f"broker-{self.id}.{self.incarnation}")
         self.hosted = [
             Hosted(self._replica(log, number, trace), log) for number, log in enumerate(self.logs)
         ]
@@ -137,7 +137,7 @@ class SimBroker:
             high_watermark=Offset(log.high_watermark),
             epochs=log.epochs(),
         )
-        session = Session(self.life << 32)
+        session = Session(self.incarnation << 32)
         kind: Callable[..., Replica] = Replica
         if trace is not None:
             kind = partial(TracedReplica, name=f"s/{number}", trace=trace)
@@ -146,11 +146,11 @@ class SimBroker:
             state,
             limits=self._host.limits,
             session=session,
-            incarnation=str(self.life),
+            incarnation=str(self.incarnation),
         )
 
     def crash(self) -> None:
-        """Crash; the disk keeps synced writes, and any of the rest."""
+        """Crash; the disk keeps synced writes, and a prefix of the others."""
         self.alive = False
         for log in self.logs:
             self._world.counts["changes lost"] += log.crash(self._world.rng)
@@ -170,27 +170,27 @@ class SimBroker:
     def _give_up(self, hosted: Hosted) -> None:
         """Answer all waiting publishers that the outcome is unknown.
 
-        Their records may be committed all the same.
+        Their records may be committed nevertheless.
         """
         waiting, hosted.waiting = hosted.waiting, []
         for _, publish in waiting:
             publish.answer(NoOffset.UNKNOWN)
 
-    # The turn
+    # The group commit
 
     def take(self, number: int, item: Event | SimPublish | SyncEnded) -> None:
-        """Put something into the inbox of a partition."""
+        """Put an item into the inbox of a partition."""
         if self.alive:
             self._inbox.append((number, item))
             if not self._scheduled:
                 self._scheduled = True
-                self._world.after(0.05, self._turn, self.life)
+                self._world.after(0.05, self._turn, self.incarnation)
 
-    def _turn(self, life: int) -> None:
-        if life != self.life or not self.alive:
+    def _turn(self, incarnation: int) -> None:
+        if incarnation != self.incarnation or not self.alive:
             return
         if self._world.now_ms < self.paused_until:
-            self._world.after(self.paused_until - self._world.now_ms, self._turn, life)
+            self._world.after(self.paused_until - self._world.now_ms, self._turn, incarnation)
             return
         self._scheduled = False
         inbox, self._inbox = self._inbox, []
@@ -240,35 +240,35 @@ class SimBroker:
         self._step(number, ev.Appended((ref,), (payload,)))
 
     def _sync(self) -> None:
-        """Sync all partitions at once; later records wait for the next sync."""
+        """Sync all partitions by one sync; later records wait for the next."""
         if self._syncing or not any(log.is_dirty for log in self.logs):
             return
         self._syncing = True
         for log in self.logs:
             log.begin_sync()
         took_ms = self._host.sync_ms[self.id] * self._world.rng.uniform(0.5, 2.0)
-        self._world.after(took_ms, self._synced, self.life)
+        self._world.after(took_ms, self._synced, self.incarnation)
 
-    def _synced(self, life: int) -> None:
-        """The disk is done, whether or not the process runs; handled in its next group commit."""
-        if life != self.life or not self.alive:
+    def _synced(self, incarnation: int) -> None:
+        """End a sync of the disk; the process handles that in its next group commit, if it runs."""
+        if incarnation != self.incarnation or not self.alive:
             return
         self._syncing = False
         for number, log in enumerate(self.logs):
             log.end_sync()
             self.take(number, SyncEnded())
             if self._world.rng.random() < 0.1:
-                # As checkpointed: only ever what was exposed, and durable.
+                # As a checkpoint has it: at most what was exposed, and durable.
                 log.high_watermark = min(self.hosted[number].exposed, log.disk.end)
 
     def _learn(self, number: int) -> None:
-        """Tell a replica how far its log is durable."""
+        """Step a replica with the durable end of its log."""
         end = self.logs[number].take_synced()
         if end is not None:
             self._step(number, ev.Synced(end))
 
     def _plan_wake(self, touched: list[int]) -> None:
-        """Be called when the next timer is due, unless that is planned."""
+        """Schedule a call for the next timer, unless there is one."""
         times = [self.hosted[number].replica.deadline_ms for number in touched]
         due = min((time for time in times if time is not None), default=None)
         if due is None:
@@ -276,10 +276,10 @@ class SimBroker:
         now_ms, due_ms = self._world.now_ms, self.clock.true_ms(due)
         if self._wake_ms <= now_ms or due_ms < self._wake_ms:
             self._wake_ms = max(due_ms, now_ms + 1)
-            self._world.after(self._wake_ms - now_ms, self._wake, self.life)
+            self._world.after(self._wake_ms - now_ms, self._wake, self.incarnation)
 
-    def _wake(self, life: int) -> None:
-        if life != self.life or not self.alive:
+    def _wake(self, incarnation: int) -> None:
+        if incarnation != self.incarnation or not self.alive:
             return
         self._wake_ms = 0.0
         now_ms = self.clock.now_ms
@@ -324,7 +324,7 @@ class SimBroker:
             case fx.Repair():
                 self._repair(log, effect)
             case fx.Halted():
-                host.checkers[number].fail(f"broker {self.id} is stuck: {effect.trouble}")
+                host.checkers[number].fail(f"broker {self.id} is halted: {effect.trouble}")
             case fx.AskMetadata():
                 self._world.counts["asked"] += 1
 
@@ -337,7 +337,7 @@ class SimBroker:
             hosted.log.append(StoredKey(ref, bytes(buffer)))
 
     def _expose(self, number: int, hosted: Hosted, offset: int) -> None:
-        """Let the checker look, and tell publishers."""
+        """Report committed records to the checker, and answer publishers."""
         checker = self._host.checkers[number]
         checker.exposed(self.id, hosted.exposed, offset, isr=self._host.isr(number))
         hosted.exposed = offset
@@ -370,7 +370,7 @@ class SimBroker:
 
     def _read_range(self, number: int, log: SimLog, effect: fx.ReadRange) -> None:
         if effect.first_offset < log.seen.start:
-            return  # retention was quicker than the replica heard of it: nothing to lend
+            return  # retention removed records before the replica was notified: nothing to read
         found = log.seen.between(effect.first_offset, effect.next_offset)
         if not any(stored.ref.base_offset in log.corrupt for stored in found):
             refs, payloads = _split(found)
@@ -391,7 +391,7 @@ class SimBroker:
 
 
 def compaction_end(hosted: Hosted) -> int:
-    """Records from here on may yet be undone."""
+    """Return the offset from which on records may still be undone."""
     return hosted.exposed
 
 

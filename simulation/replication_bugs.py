@@ -1,10 +1,9 @@
-"""Single-change bugs that the simulator must find, which proves its checks.
+"""Seeded bugs of replication, which the simulator must find to prove its checks.
 
-Each is a mistake that somebody made, here or elsewhere, or that a rule of the protocol is there to
-prevent.
+Each is a mistake that somebody made, here or elsewhere, or that a rule of the protocol prevents.
 
-Two rules are not shown here, as 200 seeds did not meet what they prevent: that a reset counts only
-once it is synced (a unit test shows it), and that a refused proposal stays refused when repeated.
+Two rules are not covered, because 200 seeds did not need them: that a reset counts only once it is
+synced (a unit test shows it), and that a rejected proposal stays rejected when it is repeated.
 """
 
 from collections.abc import Callable
@@ -31,7 +30,7 @@ from strandline.core.replication.progress import Phase, Progress
 from strandline.core.replication.replica import Replica
 from strandline.types import BrokerId, Offset
 
-# The right ones, which some bugs go through.
+# The correct functions, which some bugs call.
 _flush, _start = Follower.flush, Follower.start
 
 
@@ -122,7 +121,7 @@ def _truncate_to_high_watermark(self: Follower, now_ms: int) -> list[Effect]:
 
 
 def _cut_where_the_leader_says(self: Follower, message: Diverged) -> Offset:
-    # KIP-101 without KIP-279: the answer is taken as if it were about an epoch we know.
+    # KIP-101 without KIP-279: the answer is used as if it named an epoch that we know.
     return max(min(self.log.log_end_offset, message.end_offset), self.log.log_start_offset)
 
 
@@ -140,7 +139,7 @@ def _overlook_gaps(
     del now_ms
     if message.session != self.session or self.state in (
         FollowerState.WAITING,
-        FollowerState.STUCK,
+        FollowerState.HALTED,
     ):
         return []
     self.state, self.deadline_ms = FollowerState.STREAMING, None
@@ -199,18 +198,18 @@ def _sync_covers_what_was_cut(self: SimLog, offset: int) -> None:
     self._change(Image.truncate_to, offset)
 
 
-def _lead_on_after_a_restart(self: Oracle, broker: BrokerId, life: int) -> bool:
-    known = self._lives.get(broker, -1)
-    if known >= 0 and life > known:
-        self._lives[broker] = life
-    return _beat(self, broker, life)
+def _lead_on_after_a_restart(self: Oracle, broker: BrokerId, incarnation: int) -> bool:
+    known = self._incarnations.get(broker, -1)
+    if known >= 0 and incarnation > known:
+        self._incarnations[broker] = incarnation
+    return _beat(self, broker, incarnation)
 
 
 _beat = Oracle.beat
 
 
 def _elect_anybody(self: Oracle, partition: OraclePartition) -> set[BrokerId]:
-    return {b for b in partition.replicas if b in self._lives and b not in self._fenced}
+    return {b for b in partition.replicas if b in self._incarnations and b not in self._fenced}
 
 
 def _let_join(self: Oracle, broker: BrokerId, incarnation: str) -> bool:
@@ -258,40 +257,45 @@ REPLICATION_BUGS: Final = (
         _commit_on_a_majority,
         (Leader,),
     ),
-    Replacement("a new leader commits all it has", "start", _commit_all_at_the_start, (Leader,)),
+    Replacement("a new leader commits its whole log", "start", _commit_all_at_the_start, (Leader,)),
     Replacement(
-        "who is silent is not counted", "_committed", _commit_without_the_silent, (Leader,)
+        "a silent replica does not count", "_committed", _commit_without_the_silent, (Leader,)
     ),
     Replacement(
         "the leader counts itself before its sync", "_committed", _commit_before_own_sync, (Leader,)
     ),
     Replacement(
-        "a joining replica is not counted yet",
+        "a joining replica does not count yet",
         "counted",
         property(_count_the_old_isr_only),
         (InSync,),
     ),
     Replacement(
-        "a leaving replica is not counted any more",
+        "a leaving replica no longer counts",
         "counted",
         property(_count_the_new_isr_at_once),
         (InSync,),
     ),
-    Replacement("old news of the ISR is believed", "changed", _believe_old_isr, (InSync,)),
+    Replacement("an outdated ISR is accepted", "changed", _believe_old_isr, (InSync,)),
     Replacement(
-        "to join takes the high watermark only",
+        "a replica joins the ISR at the high watermark",
         "may_join",
         _join_at_high_watermark,
         (leader_module,),
     ),
     Replacement(
-        "to join takes being sent, not synced", "may_join", _join_unverified, (leader_module,)
+        "a replica joins the ISR before it has synced",
+        "may_join",
+        _join_unverified,
+        (leader_module,),
     ),
     Replacement("acks of any session count", "take_ack", _take_any_ack, (Leader,)),
     Replacement(
         "a wiped follower keeps its acks", "begin", _keep_what_it_acked_before, (Progress,)
     ),
-    Replacement("logs agree if their lengths do", "_disagreement", _agree_by_length, (Leader,)),
+    Replacement(
+        "logs of equal length count as equal", "_disagreement", _agree_by_length, (Leader,)
+    ),
     Replacement(
         "truncation to the high watermark", "start", _truncate_to_high_watermark, (Follower,)
     ),
@@ -299,29 +303,41 @@ REPLICATION_BUGS: Final = (
         "truncation without walking back", "_parting", _cut_where_the_leader_says, (Follower,)
     ),
     Replacement("truncation on an old answer", "diverged", _cut_on_any_answer, (Follower,)),
-    Replacement("gaps are overlooked", "replicate", _overlook_gaps, (Follower,)),
+    Replacement("gaps are ignored", "replicate", _overlook_gaps, (Follower,)),
     Replacement("a fetch is never repeated", "time_passed", _never_repeat_fetch, (Follower,)),
-    Replacement("the leader never asks again", "time_passed", _never_ask_again, (Leader,)),
+    Replacement("the leader never repeats a request", "time_passed", _never_ask_again, (Leader,)),
     Replacement("epochs go back", "_assigned", _go_back_to_old_epochs, (Replica,)),
-    Replacement("a sync covers what was cut", "truncate_to", _sync_covers_what_was_cut, (SimLog,)),
-    Replacement("a broker leads on after a restart", "beat", _lead_on_after_a_restart, (Oracle,)),
-    Replacement("anybody is elected", "_electable", _elect_anybody, (Oracle,)),
-    Replacement("any incarnation may join", "_may_join", _let_join, (Oracle,)),
-    Replacement("a repair is never taken", "_covers", _repair_with_anything, (repair_module,)),
     Replacement(
-        "null values go before every replica has them",
+        "a sync covers truncated batches", "truncate_to", _sync_covers_what_was_cut, (SimLog,)
+    ),
+    Replacement(
+        "a broker still leads after a restart", "beat", _lead_on_after_a_restart, (Oracle,)
+    ),
+    Replacement("any replica is elected", "_electable", _elect_anybody, (Oracle,)),
+    Replacement("any incarnation may join", "_may_join", _let_join, (Oracle,)),
+    Replacement("a repair is ignored", "_covers", _repair_with_anything, (repair_module,)),
+    Replacement(
+        "null values are removed before every replica has them",
         "min_replica_offset",
         property(_as_far_as_committed),
         (Replica,),
     ),
     Replacement(
-        "one leader goes on filling where another began", "start_over", _go_on_filling, (Follower,)
+        "a leader continues to fill a replica that another began to fill",
+        "start_over",
+        _go_on_filling,
+        (Follower,),
     ),
     Replacement(
-        "who ends within a filler is given nothing", "at", _give_nothing_of_a_filler, (Image,)
+        "a follower that ends inside a placeholder gets nothing",
+        "at",
+        _give_nothing_of_a_filler,
+        (Image,),
     ),
-    Replacement("who starts within a batch gets all of it", "at", _give_whole_batches, (Image,)),
-    Replacement("fillers forget epochs", "may_merge", _merge_over_epochs, (disk_module,)),
+    Replacement(
+        "a follower that starts inside a batch gets all of it", "at", _give_whole_batches, (Image,)
+    ),
+    Replacement("placeholders lose epochs", "may_merge", _merge_over_epochs, (disk_module,)),
     Replacement(
         "compaction goes beyond the high watermark",
         "compaction_end",
@@ -329,7 +345,7 @@ REPLICATION_BUGS: Final = (
         (broker_module,),
     ),
     SourceRewrite(
-        "what a leader gives up after it was written passes for refused",
+        "a written record without a commit is reported as rejected",
         "simulation.replication_broker:SimBroker._give_up",
         "NoOffset.UNKNOWN",
         "NoOffset.REFUSED",

@@ -1,7 +1,7 @@
-"""Checks of a simulated partition: they see disks, acks and readers, and nothing inside.
+"""Checks of a simulated partition from outside: its disks, acks and readers.
 
-``truth`` is what was first exposed at each offset, by whichever replica. Every later exposure,
-every ack and every log must agree with it. ``ViolationError`` says what was seen.
+``truth`` has the record that was first exposed at each offset, by any replica. Every later
+exposure, every ack and every log must agree with it. ``ViolationError`` has the difference.
 """
 
 from simulation.replication_disk import Image, SimLog
@@ -11,13 +11,13 @@ from strandline.testing.history import PartitionHistory, ViolationError
 
 
 class ReplicationChecker:
-    """Of one partition.
+    """The checker of one partition.
 
     Args:
-        name: for messages.
-        world: for the time in messages.
-        min_isr: of the stream.
-        is_compacted: whether records may go once others with their key are committed.
+        name: the partition's name in messages.
+        world: has the time in messages.
+        min_isr: the stream's ``min_isr``.
+        is_compacted: whether a record may be removed once another with its key is committed.
     """
 
     def __init__(
@@ -35,17 +35,17 @@ class ReplicationChecker:
         self._records: dict[int, bytes] = {}
         self._epochs: dict[int, int] = {}
         self._bases: dict[int, int] = {}
-        """Offset → where the batch of the truth begins that has it."""
+        """Offset → base offset of the batch in ``truth`` that contains it."""
         self._newest: dict[int, int] = {}
 
     def fail(self, what: str) -> None:
-        """Report."""
+        """Raise a ``ViolationError``."""
         raise ViolationError(f"{self._world.now_ms:.0f} ms, partition {self.name}: {what}")
 
     # Exposure
 
     def exposed(self, broker: int, before: int, after: int, *, isr: tuple[int, ...]) -> None:
-        """A replica lets its readers see up to ``after``; ``isr`` as metadata has it now."""
+        """Check records that a replica exposes up to ``after``; ``isr`` is the metadata's."""
         if after < before:
             self.fail(f"broker {broker} moves its high watermark from {before} back to {after}")
         log = self.logs[broker]
@@ -56,12 +56,12 @@ class ReplicationChecker:
         self._agree(broker, log.seen, first=max(before, log.seen.start), after=after)
 
     def started_over(self, broker: int, *, isr: tuple[int, ...]) -> None:
-        """A replica empties its log; its records no longer count."""
+        """Note that a replica empties its log, so that its records no longer count."""
         if broker in isr or broker not in self.wiped:
             self.fail(f"broker {broker} empties its log, ISR {isr}, wiped {sorted(self.wiped)}")
 
     def _agree(self, broker: int, image: Image, *, first: int, after: int) -> None:
-        """Whether a replica's records are those that were exposed first."""
+        """Check that a replica's records are those that were exposed first."""
         if self.is_compacted:
             wrong = self._difference(image, first, after)
             if wrong:
@@ -77,14 +77,14 @@ class ReplicationChecker:
             first = known.ref.next_offset
 
     def _known(self, offset: int) -> StoredKey | None:
-        """The truth from an offset on; a log may start within a batch."""
+        """Return the batch of the truth with an offset, from that on; a log may start inside it."""
         base = self._bases.get(offset)
         if base is None:
             return None
         return self.truth[base] if base == offset else tail(self.truth[base], offset)
 
     def _difference(self, image: Image, first: int, after: int) -> str:
-        """Describe how a compacted log is wrong; empty if it is not.
+        """Describe what is wrong in a compacted log; empty if nothing is.
 
         Records that compaction may remove may be missing.
         """
@@ -106,7 +106,7 @@ class ReplicationChecker:
         return is_null(value) or self._newest[key_of(value)] > offset
 
     def _commit(self, broker: int, after: int, isr: tuple[int, ...]) -> None:
-        """Offsets are committed for the first time: note the truth and look at the disks."""
+        """Note the truth of offsets that are committed for the first time, and check the disks."""
         batches = self.logs[broker].seen.batches
         first = offset = self.committed
         while offset < after:
@@ -121,20 +121,20 @@ class ReplicationChecker:
         for member in isr:
             if not self._has_synced(member, first, after):
                 self.fail(f"committed to {after}, but not on the disk of {member}, ISR {isr}")
-        # A wiped disk may have been counted before anybody knew.
+        # A replica may have been counted before its disk was known to be wiped.
         holders = [b for b in self.logs if b in self.wiped or self._has_synced(b, first, after)]
         if len(holders) < self._min_isr:
             self.fail(f"committed to {after} with {holders} only; min_isr is {self._min_isr}")
 
     def joined(self, isr: tuple[int, ...]) -> None:
-        """Metadata changed the ISR: any of them may have to lead."""
+        """Check an ISR that the metadata has set: any member may have to lead."""
         for member in isr:
             if not self._has_synced(member, 0, self.committed):
                 self.fail(f"ISR {isr}, but {member} lacks what is committed to {self.committed}")
             self.same_state(member, self.committed)
 
     def _has_synced(self, broker: int, first: int, after: int) -> bool:
-        """Whether the disk of a broker holds the new truth."""
+        """Whether the disk of a broker has the newly committed records."""
         disk = self.logs[broker].disk
         if disk.end < after:
             return False
@@ -148,7 +148,7 @@ class ReplicationChecker:
         return True
 
     def _note_records(self, stored: StoredKey) -> None:
-        """A record is committed at one offset only."""
+        """Check that a record is committed at one offset only."""
         for offset, value in stored.records:
             self.history.placed(value, offset)
             self._records[offset], self._epochs[offset] = value, stored.ref.leader_epoch
@@ -158,14 +158,14 @@ class ReplicationChecker:
     # Publishers and readers
 
     def ack(self, value: bytes, offset: int, *, floor: int) -> None:
-        """A publisher gets ``replicated``; ``floor``: what was acked before it was sent."""
+        """Check a ``replicated`` ack; ``floor``: the offset acked before the record was sent."""
         committed = self.history.offset_of(value)
         if committed != offset:
             self.fail(f"{value!r} acked at {offset}, committed: {committed}")
         self.history.ack(value, offset, floor=floor)
 
     def read(self, broker: int, first: int, high_watermark: int) -> int:
-        """A reader continues at ``first`` on some replica; return its next offset."""
+        """Check a read from ``first`` on at a replica; return the next offset."""
         log = self.logs[broker]
         first = max(first, log.seen.start)
         if first >= high_watermark:
@@ -177,13 +177,13 @@ class ReplicationChecker:
     # The end
 
     def settled(self, high_watermarks: dict[int, int]) -> None:
-        """Everything healed: all logs are one log, and everything acked is in it."""
+        """Check after healing that all logs are equal and have everything that was acked."""
         ends = {broker: log.seen.end for broker, log in self.logs.items()}
         if len({*ends.values(), *high_watermarks.values()}) != 1:
             self.fail(f"not all caught up: ends {ends}, high watermarks {high_watermarks}")
         for broker, log in self.logs.items():
             for base in sorted(log.corrupt):
-                # Where retention has left it nowhere else, nobody can help.
+                # If retention removed the records everywhere else, nobody can repair them.
                 others = (other.seen for b, other in self.logs.items() if b != broker)
                 if any(base in other.batches and other.start <= base for other in others):
                     self.fail(f"broker {broker} was not repaired at {base}")
@@ -193,9 +193,9 @@ class ReplicationChecker:
             self.fail(f"acked to {self.history.acked_end}, committed to {self.committed} only")
 
     def same_state(self, broker: int, exposed: int) -> None:
-        """Whether a compacted log has the same state of every key as all records together.
+        """Check that a compacted log has the same state of every key as all records together.
 
-        One that has everything does. One that is behind may lack what newer records replaced.
+        A log that is behind may lack records that newer ones have replaced.
         """
         image = self.logs[broker].seen
         if not self.is_compacted or exposed < self.committed:

@@ -10,7 +10,7 @@ PATIENCE_MS = 900
 
 
 class Clients:
-    """Publishers and readers, which run until ``is_over``."""
+    """Publishers and readers, which work until ``is_over``."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -20,7 +20,7 @@ class Clients:
         self.is_over = False
 
     def begin(self, number: int) -> None:
-        """Read a partition, and publish to it, each publisher from soon on."""
+        """Start a reader and the publishers of a partition."""
         self._reader(number)
         for _ in range(self._world.rng.randint(1, 4)):
             self._published += 1
@@ -28,7 +28,7 @@ class Clients:
             self._world.after(delay_ms, self._publisher, number, self._published)
 
     def _publisher(self, number: int, value: int) -> None:
-        """Publish one record after another, to the apparent leader."""
+        """Publish records one after another to the apparent leader."""
         rng = self._world.rng
         leader = self._cluster.oracle.partitions[number].leader
         if leader is None or rng.random() < 0.05:
@@ -36,7 +36,7 @@ class Clients:
         done = [False]
 
         def answer(outcome: Answer) -> None:
-            if outcome is NoOffset.REFUSED:  # even if that comes too late for whoever waited
+            if outcome is NoOffset.REFUSED:  # even after the publisher's timeout
                 checker.history.refused(publish.value)
             if not done[0]:
                 done[0] = True
@@ -55,19 +55,19 @@ class Clients:
         self._world.after(PATIENCE_MS, answer, NoOffset.UNKNOWN)
 
     def _publish(self, leader: BrokerId, number: int, publish: SimPublish) -> None:
-        """Publish once, even if the network repeats it: replicas need not be idempotent."""
+        """Publish, once even if the network repeats the message: replicas are not idempotent."""
         if not publish.is_taken:
             publish.is_taken = True
             self._cluster.brokers[leader].take(number, publish)
 
     @property
     def _pause_ms(self) -> float:
-        """Between records of a publisher; longer if disks are lost, for keys to be left alone."""
+        """Return the pause between records; longer if disks are lost, so that keys rest."""
         is_slow = self._cluster.lazy is not None and self._world.now_ms >= LOSSES_FROM_MS
         return 200.0 if is_slow else 1.0
 
     def _reader(self, number: int) -> None:
-        """Read on, each time from any replica."""
+        """Continue a read at any replica, and schedule the next."""
         broker = self._cluster.brokers[self._world.rng.choice(self._cluster.ids)]
         if broker.alive:
             replica = broker.hosted[number].replica
@@ -75,5 +75,5 @@ class Clients:
             self._reads[number] = max(
                 first, checker.read(broker.id, first, broker.hosted[number].exposed)
             )
-            assert replica.log.high_watermark == broker.hosted[number].exposed, "told of each step"
+            assert replica.log.high_watermark == broker.hosted[number].exposed, "none is skipped"
         self._world.after(self._world.rng.uniform(5, 40), self._reader, number)

@@ -1,8 +1,8 @@
-"""The clock of a simulated broker: its own rate, its own start, and jumps.
+"""The clock of a simulated broker, with its own start, its own rate, and jumps.
 
-As monotonic clocks of real machines do, it never runs backwards: it is somewhat fast or slow, and
-goes on much later after a machine was suspended. Brokers exchange no times; that nothing breaks
-shows that none is compared with another's.
+Like a real machine's monotonic clock it never runs backwards. It is a little fast or slow, and
+jumps ahead after the machine was suspended. Brokers must not compare each other's times: histories
+with such clocks show that they do not.
 """
 
 import random
@@ -15,7 +15,7 @@ JUMPS_MS = (50, 400, 3_000, 600_000)
 
 
 class BrokerClock:
-    """Shows the world's time until it is told to drift.
+    """A broker's clock; it shows the world's time until ``drift`` is called.
 
     Args:
         world: has the true time.
@@ -25,10 +25,10 @@ class BrokerClock:
         self._world = world
         self._ahead_ms = 0.0
         self.rate = 1.0
-        """Its milliseconds in a true one."""
+        """How many milliseconds it counts in a true one."""
 
     def drift(self, rng: random.Random) -> None:
-        """Run at another pace, from another start; before anybody has read it."""
+        """Run at another rate, from another start; call it before the clock is read."""
         self.rate, self._ahead_ms = rng.choice(RATES), rng.choice(STARTS_MS)
 
     def jump(self, jump_ms: float) -> None:

@@ -1,7 +1,7 @@
 """A simulated cluster of replicas: brokers, the network between them, and metadata.
 
-What happens in it is elsewhere: publishers and readers in ``replication_clients``, what breaks in
-``replication_faults``, and a whole history in ``replication``.
+Publishers and readers are in ``replication_clients``, faults in ``replication_faults``, and whole
+histories in ``replication``.
 """
 
 import random
@@ -29,7 +29,7 @@ class Cluster:
     """Brokers, the network between them, and metadata.
 
     Args:
-        seed: decides everything.
+        seed: determines everything.
     """
 
     def __init__(self, seed: int) -> None:
@@ -46,9 +46,9 @@ class Cluster:
         self.is_encoding = seed % 8 == 1
         self.is_ordered = rng.random() < 0.6
         self.lazy = self.ids[-1] if seed % 8 == 0 else None
-        """Never compacts, so that it still has what others have done with, and keeps its disk while
-        the others lose theirs one after the other."""
-        if self.lazy is not None:  # a new disk is not filled in one go
+        """In some seeds, a broker that never compacts, so that it has records that the others have
+        removed; it keeps its disk while the others lose theirs, one after the other."""
+        if self.lazy is not None:  # so that filling a new disk takes several messages
             self.limits = msgspec.structs.replace(self.limits, window_bytes=200, read_bytes=10)
         self._arrivals_ms: dict[tuple[int, int], float] = {}
         self.sync_ms = dict.fromkeys(self.ids, 0.5)
@@ -66,17 +66,17 @@ class Cluster:
             checker.logs = {b: broker.logs[number] for b, broker in self.brokers.items()}
         self.is_calm = False
         self.is_drifting = seed // 8 % 2 == 1
-        """Whether clocks differ: in every second eight seeds, each of which has ways of its own."""
+        """Whether clocks differ: in every other group of eight seeds."""
         self.clocks = random.Random(seed)
-        """Of its own, so that histories without drift are as they were without it."""
+        """A generator of its own, so that clocks do not change histories without drift."""
         if self.is_drifting:
             for broker in self.brokers.values():
                 broker.clock.drift(self.clocks)
 
-    # Lives
+    # Starts
 
     def begin(self) -> None:
-        """Start every broker, and watch them."""
+        """Start every broker, and begin to check heartbeats."""
         for broker in self.brokers.values():
             self.start(broker)
         self.world.after(BEAT_MS, self._watch)
@@ -84,7 +84,7 @@ class Cluster:
     def start(self, broker: SimBroker) -> None:
         """Start a broker; the others notice sooner or later."""
         broker.start()
-        self.beat(broker, broker.life)
+        self.beat(broker, broker.incarnation)
         for other in self.ids:
             if other != broker.id:
                 delay_ms = self.world.rng.uniform(1, 60)
@@ -123,50 +123,52 @@ class Cluster:
 
     def _deliver(self, sender: BrokerId, number: int, send: fx.Send) -> None:
         message = send.message
-        if self.is_encoding:  # in some seeds: it takes time
+        if self.is_encoding:  # in some seeds only, since it takes time
             message = decode(encode(message), list(send.buffers))
         self.brokers[send.to].take(number, ev.Received(sender, message, send.buffers))
 
     def tell(self, broker: BrokerId, event: ev.PeerDisconnected | ev.PeerConnected) -> None:
-        """Pass a change of a link to all replicas of a broker."""
+        """Notify all replicas of a broker of a link's change."""
         for number in range(len(self.checkers)):
             self.brokers[broker].take(number, event)
 
     # Metadata
 
     def isr(self, number: int) -> tuple[BrokerId, ...]:
-        """As metadata has it now."""
+        """Return the ISR in the metadata now."""
         return self.oracle.partitions[number].isr
 
-    def beat(self, broker: SimBroker, life: int) -> None:
-        """A broker reports, and will again."""
-        if broker.life != life or not broker.alive:
+    def beat(self, broker: SimBroker, incarnation: int) -> None:
+        """Send a broker's heartbeat, and schedule the next."""
+        if broker.incarnation != incarnation or not broker.alive:
             return
         if self.world.now_ms >= broker.paused_until:
             link = (broker.id, METADATA)
-            self.world.send(link, self.receive_heartbeat, broker, life)
-        self.world.after(BEAT_MS / broker.clock.rate, self.beat, broker, life)
+            self.world.send(link, self.receive_heartbeat, broker, incarnation)
+        self.world.after(BEAT_MS / broker.clock.rate, self.beat, broker, incarnation)
 
-    def receive_heartbeat(self, broker: SimBroker, life: int) -> None:
+    def receive_heartbeat(self, broker: SimBroker, incarnation: int) -> None:
         """Handle a heartbeat at the metadata: answer with all assignments."""
-        if self.oracle.beat(broker.id, life):
+        if self.oracle.beat(broker.id, incarnation):
             link = (METADATA, broker.id)
             states = [partition.assignment() for partition in self.oracle.partitions]
-            self.world.send(link, self._receive_assignments, broker, life, states)
+            self.world.send(link, self._receive_assignments, broker, incarnation, states)
 
-    def _receive_assignments(self, broker: SimBroker, life: int, states: list[ev.Assigned]) -> None:
-        if broker.life == life:
+    def _receive_assignments(
+        self, broker: SimBroker, incarnation: int, states: list[ev.Assigned]
+    ) -> None:
+        if broker.incarnation == incarnation:
             for number, state in enumerate(states):
                 broker.take(number, state)
 
     def _watch(self) -> None:
-        """Metadata checks for missing heartbeats, periodically."""
+        """Fence brokers without heartbeats, periodically."""
         self.oracle.fence_silent()
         self.world.after(BEAT_MS, self._watch)
 
     def propose(self, broker: SimBroker, number: int, proposal: fx.ProposeIsr) -> None:
-        """Repeat a proposal until it is decided or its leadership is over."""
-        self._submit(_Ballot(broker, broker.life, number, proposal))
+        """Repeat a proposal until it is decided or its leadership has ended."""
+        self._submit(_Ballot(broker, broker.incarnation, number, proposal))
 
     def _submit(self, ballot: "_Ballot") -> None:
         if not ballot.is_answered and not ballot.is_over:
@@ -185,7 +187,7 @@ class Cluster:
             ballot.broker.take(ballot.number, outcome)
 
     def hand_over(self, broker: BrokerId, number: int, effect: fx.TransferLeadership) -> None:
-        """Name successors to metadata."""
+        """Name successors to the metadata."""
         epoch = self.brokers[broker].hosted[number].replica.epoch
         link = (broker, METADATA)
         self.world.send(link, self.oracle.hand_over, number, epoch, effect.candidates)
@@ -205,7 +207,7 @@ class Cluster:
                 self.start(broker)
 
     def scrub(self) -> None:
-        """Read every log: corruption that no reader met is found."""
+        """Read every log, to find corruption that no reader has found."""
         for broker in self.brokers.values():
             for number, hosted in enumerate(broker.hosted):
                 for base in sorted(hosted.log.corrupt):
@@ -227,17 +229,17 @@ class Cluster:
 
 @dataclass(slots=True)
 class _Ballot:
-    """A proposal on its way."""
+    """An undecided proposal."""
 
     broker: SimBroker
-    life: int
+    incarnation: int
     number: int
     proposal: fx.ProposeIsr
     is_answered: bool = False
 
     @property
     def is_over(self) -> bool:
-        """Whether the leadership that made it has ended."""
-        if self.broker.life != self.life or not self.broker.alive:
+        """Whether the leadership that proposed it has ended."""
+        if self.broker.incarnation != self.incarnation or not self.broker.alive:
             return True
         return self.broker.hosted[self.number].replica.epoch != self.proposal.epoch

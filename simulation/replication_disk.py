@@ -1,7 +1,7 @@
 """A partition's log on a simulated disk: unsynced changes may be lost in a crash.
 
 Rules: changes reach the disk in the order in which they were made, so a crash leaves a prefix of
-those since the last sync; a batch that was torn counts as not written, as recovery cuts it.
+those since the last sync; a torn batch counts as not written, as recovery discards it.
 Corruption at rest stays until it is repaired. Must not know who replicates what.
 """
 
@@ -24,9 +24,9 @@ class Reach(NamedTuple):
 
 @dataclass(slots=True)
 class Image:
-    """Batches by base offset, in order, and where the log starts and ends.
+    """A log's contents: batches by base offset, in order, and the log's start and end.
 
-    It may start within its first batch, whose first records were removed.
+    It may start inside its first batch, if that batch's first records were deleted.
     """
 
     batches: dict[int, StoredKey] = field(default_factory=dict)
@@ -41,20 +41,20 @@ class Image:
         self.end = stored.ref.next_offset
 
     def truncate_to(self, offset: int) -> None:
-        """Cut the end off, at the end of a batch."""
+        """Truncate at the end of a batch."""
         while self.end > offset:
             _, stored = self.batches.popitem()
             self.end = max(stored.ref.base_offset, self.start)
         if self.end != offset:
-            raise AssertionError(f"cut inside a batch: {offset}")
+            raise AssertionError(f"truncated inside a batch: {offset}")
 
     def reset_to(self, offset: int) -> None:
-        """Start again, empty."""
+        """Empty the log, and continue at an offset."""
         self.batches = {}
         self.start = self.end = offset
 
-    def truncate_before(self, offset: int) -> None:
-        """Remove the records below; batches go as a whole."""
+    def delete_before(self, offset: int) -> None:
+        """Delete the records below an offset; batches are removed as a whole."""
         self.start = max(self.start, offset)
         for base, stored in list(self.batches.items()):
             if stored.ref.next_offset > self.start:
@@ -62,7 +62,7 @@ class Image:
             del self.batches[base]
 
     def at(self, offset: int) -> StoredKey | None:
-        """Return the batch that begins at an offset, or the rest of the one that contains it."""
+        """Return the batch that begins at an offset, or the rest of the batch that contains it."""
         stored = self.batches.get(offset)
         if stored is not None:
             return stored
@@ -86,12 +86,12 @@ class Image:
         self.batches = compacted
 
     def replace(self, stored: StoredKey) -> None:
-        """Put a repaired batch in place."""
+        """Replace a batch by its repaired version."""
         if stored.ref.base_offset in self.batches:
             self.batches[stored.ref.base_offset] = stored
 
     def between(self, first: int, after: int) -> list[StoredKey]:
-        """Batches from the one at ``first`` on that begin below ``after``."""
+        """Return the batches that begin from ``first`` to ``after``, exclusive."""
         found = []
         while first < after:
             stored = self.at(first)
@@ -102,7 +102,7 @@ class Image:
         return found
 
     def copy(self) -> "Image":
-        """An image of its own."""
+        """Return a copy."""
         return Image(dict(self.batches), self.start, self.end)
 
 
@@ -114,7 +114,7 @@ class SimLog:
         self.disk = Image()
         self.corrupt: set[int] = set()
         self.high_watermark = 0
-        """As checkpointed."""
+        """The high watermark in the checkpoint."""
         self._changes: list[tuple[Callable[..., None], object]] = []
         self._sync_size = 0
         self._sync_end: int | None = None
@@ -127,12 +127,12 @@ class SimLog:
         self._change(Image.append, stored)
 
     def repair(self, stored: StoredKey) -> None:
-        """Put a batch in the place of a corrupt one."""
+        """Replace a corrupt batch."""
         self.corrupt.discard(stored.ref.base_offset)
         self._change(Image.replace, stored)
 
     def truncate_to(self, offset: int) -> None:
-        """Cut; a sync under way covers no more than is left."""
+        """Truncate; a sync in progress covers only what remains."""
         self._change(Image.truncate_to, offset)
         self.corrupt = {base for base in self.corrupt if base < offset}
         if self._sync_end is not None:
@@ -141,18 +141,18 @@ class SimLog:
             self._synced_end = min(self._synced_end, offset)
 
     def reset_to(self, offset: int) -> None:
-        """Start again; a sync under way says nothing about the new log."""
+        """Empty the log; a sync in progress does not cover the new one."""
         self._change(Image.reset_to, offset)
         self.corrupt = set()
         self._sync_end = self._synced_end = None
 
     def compact(self, reach: Reach) -> None:
-        """Compaction; as a whole: what the real one does segment by segment, others test."""
+        """Compact the log in one step; the real one works segment by segment, see other tests."""
         self._change(Image.compact, reach)
 
-    def truncate_before(self, offset: int) -> None:
-        """Retention."""
-        self._change(Image.truncate_before, offset)
+    def delete_before(self, offset: int) -> None:
+        """Delete records, as retention does."""
+        self._change(Image.delete_before, offset)
         self.corrupt = {base for base in self.corrupt if base >= offset}
 
     def _change(self, how: Callable[..., None], what: object) -> None:
@@ -196,7 +196,7 @@ class SimLog:
         return lost
 
     def wipe(self) -> None:
-        """An empty disk."""
+        """Replace the disk by an empty one."""
         self.seen, self.disk = Image(), Image()
         self._changes.clear()
         self.corrupt = set()

@@ -24,12 +24,12 @@ NETWORKS = (
 
 
 class Faults:
-    """Breaks a cluster, one fault after another, until it is calm.
+    """Causes faults in a cluster, one after another, until the cluster is calm.
 
     Args:
-        cluster: what is broken.
-        seed: the history's; compaction has a generator of its own, so that histories without it
-            are as they were before there was any.
+        cluster: the cluster.
+        seed: the history's seed. Compaction has a generator of its own, so that it does not
+            change histories without it.
     """
 
     def __init__(self, cluster: Cluster, seed: int) -> None:
@@ -39,27 +39,27 @@ class Faults:
         self._compaction = random.Random(seed)
 
     def begin_compaction(self, number: int) -> None:
-        """Compact a partition from now on, and later lose disks meanwhile."""
+        """Start compacting a partition, and later losing disks."""
         if self._cluster.checkers[number].is_compacted:
             self._compact(number)
             if self._cluster.lazy is not None and not number:
                 self._world.after(LOSSES_FROM_MS, self._replace_disk, number)
 
     def begin(self) -> None:
-        """Everything else breaks from soon on, and clocks jump if they drift."""
+        """Start all other faults, and jumps of clocks if they drift."""
         is_slow = self._cluster.lazy is not None
         self._world.after(LOSSES_FROM_MS if is_slow else 200, self._misbehave)
         if self._cluster.is_drifting:
             self._jump()
 
     def _flap(self, a: BrokerId, b: BrokerId, *, down_ms: float) -> None:
-        """A link breaks; both sides notice, and notice when it is back."""
+        """Break a link and restore it; both sides are notified."""
         for one, other in ((a, b), (b, a)):
             self._cluster.tell(one, ev.PeerDisconnected(other))
             self._world.after(down_ms, self._cluster.tell, one, ev.PeerConnected(other))
 
     def _crash(self, broker: SimBroker, *, down_ms: float, is_wiped: bool = False) -> None:
-        """A broker dies and comes back."""
+        """Crash a broker, and start it again later."""
         if not broker.alive:
             return
         world = self._world
@@ -71,14 +71,14 @@ class Faults:
                 self._cluster.tell(other, ev.PeerDisconnected(broker.id))
         if is_wiped:
             self._wipe(broker)
-        world.after(down_ms, self._restart, broker, broker.life)
+        world.after(down_ms, self._restart, broker, broker.incarnation)
 
-    def _restart(self, broker: SimBroker, life: int) -> None:
-        if broker.life == life and not broker.alive:
+    def _restart(self, broker: SimBroker, incarnation: int) -> None:
+        if broker.incarnation == incarnation and not broker.alive:
             self._cluster.start(broker)
 
     def _wipe(self, broker: SimBroker) -> None:
-        """Replace the disk, unless it is the last that has everything, or something, whole."""
+        """Replace a broker's disk, unless it may be the last with all, or with intact, records."""
         if any(partition.isr == (broker.id,) for partition in self._cluster.oracle.partitions):
             return
         if any(log.corrupt for checker in self._cluster.checkers for log in checker.logs.values()):
@@ -90,9 +90,9 @@ class Faults:
             log.wipe()
 
     def _corrupt(self, number: int) -> None:
-        """Flip bits in one batch on one disk, if another in-sync replica has it whole."""
+        """Corrupt one batch on one disk, if another in-sync replica has it intact."""
         if self._cluster.checkers[number].is_compacted:
-            return  # a copy fits to the byte, or it is not put in place: unit tests show that
+            return  # whether a copy fits exactly is shown by unit tests
         rng = self._world.rng
         isr = self._cluster.isr(number)
         broker = rng.choice(self._ids)
@@ -116,9 +116,9 @@ class Faults:
             self._brokers[broker].take(number, ev.CorruptionFound(Offset(base), after))
 
     def _retain(self, number: int) -> None:
-        """On one replica, move the log start up to a committed record, or a batch.
+        """Move one replica's log start to a committed record, or to a batch.
 
-        Not over what is corrupt elsewhere: this may be the last whole copy of it.
+        Batches that are corrupt elsewhere are kept: this may be their last intact copy.
         """
         broker = self._brokers[self._world.rng.choice(self._ids)]
         if not broker.alive:
@@ -134,11 +134,11 @@ class Faults:
             start = self._world.rng.choice([*bases, *everything])
             if self._world.rng.random() < 0.7:
                 start = self._within_a_batch(hosted.log.seen, start)
-            hosted.log.truncate_before(start)
+            hosted.log.delete_before(start)
             broker.take(number, ev.LogStartMoved(Offset(start)))
 
     def _within_a_batch(self, image: Image, limit: int) -> int:
-        """Return a start inside a batch, up to a limit; the limit, if there is none."""
+        """Return a log start inside a batch, up to ``limit``; ``limit`` if there is none."""
         found = [
             offset
             for stored in image.batches.values()
@@ -148,7 +148,7 @@ class Faults:
         return self._world.rng.choice(found[-3:] or [limit])
 
     def _compact(self, number: int) -> None:
-        """Compaction on one replica, and on another a little later."""
+        """Compact one replica, and schedule the next."""
         rng = self._compaction
         broker = self._brokers[rng.choice(self._ids)]
         is_ready = broker.alive and self._world.now_ms >= broker.paused_until
@@ -159,7 +159,7 @@ class Faults:
         self._world.after(rng.uniform(20, 200), self._compact, number)
 
     def _replace_disk(self, number: int) -> None:
-        """A disk is lost, and another leads while the new one is filled; again a little later."""
+        """Lose a disk, and change the leader while the new disk is filled; schedule the next."""
         if self._cluster.is_calm:
             return
         rng = self._compaction
@@ -180,7 +180,7 @@ class Faults:
             self._world.after(20, self._interrupt, filled, number, share)
 
     def _elect_fast(self, number: int) -> None:
-        """Change leaders faster than they can replicate, while one of them is isolated."""
+        """Change leaders faster than they can replicate, while one replica is isolated."""
         world = self._world
         world.partition([world.rng.choice(self._ids)], self._ids, one_way=0.0)
         for _ in range(3):
@@ -188,14 +188,14 @@ class Faults:
         world.after(300, world.heal)
 
     def _elect(self, number: int) -> None:
-        """Elect another leader, known to all soon."""
+        """Elect another leader, and notify everybody soon."""
         self._cluster.oracle.elect_another(number)
         for broker in self._brokers.values():
             if broker.alive:
-                self._cluster.receive_heartbeat(broker, broker.life)
+                self._cluster.receive_heartbeat(broker, broker.incarnation)
 
     def _jump(self) -> None:
-        """A clock jumps, and another a little later."""
+        """Let a clock jump, and schedule the next jump."""
         if not self._cluster.is_calm:
             rng = self._cluster.clocks
             self._brokers[rng.choice(self._ids)].clock.jump(rng.choice(JUMPS_MS))
@@ -203,17 +203,17 @@ class Faults:
             self._world.after(rng.uniform(50, 800), self._jump)
 
     def _resign(self, broker: SimBroker) -> None:
-        """Ask a broker to stop: it hands over, and is gone a little later."""
+        """Ask a broker to stop: it hands over, and stops a little later."""
         for number in range(len(self._cluster.checkers)):
             broker.take(number, ev.Resign())
-        self._world.after(self._world.rng.uniform(20, 300), self._stop, broker, broker.life)
+        self._world.after(self._world.rng.uniform(20, 300), self._stop, broker, broker.incarnation)
 
-    def _stop(self, broker: SimBroker, life: int) -> None:
-        if broker.life == life:
+    def _stop(self, broker: SimBroker, incarnation: int) -> None:
+        if broker.incarnation == incarnation:
             self._crash(broker, down_ms=200)
 
     def _misbehave(self) -> None:
-        """One fault, and another a little later."""
+        """Cause one fault, and schedule the next."""
         if self._cluster.is_calm:
             return
         world, rng = self._world, self._world.rng

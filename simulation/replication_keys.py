@@ -1,8 +1,8 @@
 """Keys and null values of simulated records, and what compaction leaves of batches.
 
-A batch's payload is its records, with commas between; a record is a number, which tells its key and
-whether it is a null value. One that was removed is empty, so that a batch goes on standing for its
-offsets; a batch of which nothing is left is a filler, and fillers of one epoch in a row are one.
+A batch's payload is its records, separated by commas. A record is a number, from which its key
+follows, and whether it is a null value. A removed record is empty, so that a batch still covers its
+offsets. A batch without records is a placeholder; consecutive placeholders of one epoch are merged.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from strandline.core.replication.messages import BatchRef
 from strandline.types import LeaderEpoch, Offset
 
 KEYS = 101
-"""So many that a key is often left alone while a broker is away."""
+"""Enough keys that often one does not change while a broker is offline."""
 _NULL_EVERY = 4
 
 
@@ -25,20 +25,20 @@ class StoredKey(NamedTuple):
 
     @property
     def records(self) -> list[tuple[int, bytes]]:
-        """Offset and value of each; empty where it was removed."""
+        """Return offset and value of each record; the value is empty if the record was removed."""
         return list(enumerate(self.payload.split(b","), self.ref.base_offset))
 
 
 @dataclass(slots=True)
 class SimKeys:
-    """The newest offset of each key; whose newest is a null value that is not alone."""
+    """The newest offset of each key, and the keys whose null value has older records."""
 
     newest: dict[int, int] = field(default_factory=dict)
     shadowed: set[int] = field(default_factory=set)
 
 
 def key_of(value: bytes) -> int:
-    """The key of a record."""
+    """Return the key of a record."""
     return int(value) % KEYS
 
 
@@ -48,7 +48,7 @@ def is_null(value: bytes) -> bool:
 
 
 def is_filler(stored: StoredKey) -> bool:
-    """Whether nothing is left of a batch."""
+    """Whether a batch has no records left."""
     return not stored.payload.strip(b",")
 
 
@@ -68,13 +68,13 @@ def tail(stored: StoredKey, offset: int) -> StoredKey:
 
 
 def may_merge(before: StoredKey, after: StoredKey) -> bool:
-    """Whether two batches in a row are fillers of one leader epoch."""
+    """Whether two consecutive batches are placeholders of one leader epoch."""
     is_one_epoch = before.ref.leader_epoch == after.ref.leader_epoch
     return is_one_epoch and is_filler(before) and is_filler(after)
 
 
 def scan_keys(batches: Iterable[StoredKey], below: int) -> SimKeys:
-    """The keys of records that are committed."""
+    """Return the keys of committed records."""
     keys = SimKeys()
     for stored in batches:
         if stored.ref.next_offset > below:

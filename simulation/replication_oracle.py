@@ -1,10 +1,10 @@
-"""The metadata of the simulation: one linearizable source of leaders, epochs and ISRs.
+"""The simulated metadata: one linearizable source of leaders, epochs and ISRs.
 
-Rules, which are those of the real one: an epoch has one leader, of one life of a broker; a leader
-comes out of the ISR; the ISR never becomes empty; a change of the ISR is compare-and-set, decided
-once, and adds only brokers that are alive; to register is to lose the leaderships of one's earlier
-life; whose disk was replaced is *filling* until it is in the ISR. It is reached over the faulty
-network.
+Rules, as in the real metadata: an epoch has one leader, of one incarnation of a broker. A leader is
+a member of the ISR, and the ISR never becomes empty. An ISR change is a compare-and-set, is decided
+once, and adds only live brokers. A broker that registers loses the leaderships of its earlier
+incarnation. A replica whose disk was replaced is *filling* until it is in the ISR. Brokers reach
+the metadata over the faulty network.
 """
 
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from strandline.types import BrokerId, LeaderEpoch
 
 DEAD_MS = 700
 METADATA = BrokerId(0)
-"""Its own place in the network."""
+"""The number of the metadata in the network."""
 
 
 @dataclass(slots=True)
@@ -47,34 +47,34 @@ class OraclePartition:
 
 
 class Oracle:
-    """All partitions, and the live brokers.
+    """The metadata of all partitions and brokers.
 
     Args:
-        world: time and chance.
-        partitions: replicas, ISR and ``min_isr`` set; nobody leads yet.
+        world: time and randomness.
+        partitions: have replicas, ISR and ``min_isr``, but no leaders yet.
     """
 
     def __init__(self, world: World, partitions: list[OraclePartition]) -> None:
         self.partitions = partitions
         self._world = world
-        self._lives: dict[BrokerId, int] = {}
+        self._incarnations: dict[BrokerId, int] = {}
         self._heartbeat_ms: dict[BrokerId, float] = {}
         self._fenced: set[BrokerId] = set()
         self._wiped: set[BrokerId] = set()
 
-    def beat(self, broker: BrokerId, life: int) -> bool:
+    def beat(self, broker: BrokerId, incarnation: int) -> bool:
         """Note a broker's heartbeat; False: it is of an earlier run."""
-        known = self._lives.get(broker, -1)
-        if life < known:
+        known = self._incarnations.get(broker, -1)
+        if incarnation < known:
             return False
         self._heartbeat_ms[broker] = self._world.now_ms
-        if life > known:
-            self._lives[broker] = life
+        if incarnation > known:
+            self._incarnations[broker] = incarnation
             self._wiped.discard(broker)
             for partition in self.partitions:
                 if partition.leader == broker:
                     self._elect(partition, avoid=None)
-        if life > known or broker in self._fenced:
+        if incarnation > known or broker in self._fenced:
             self._fenced.discard(broker)
             for partition in self.partitions:
                 if partition.leader is None:
@@ -82,7 +82,7 @@ class Oracle:
         return True
 
     def fence_silent(self) -> None:
-        """Take the dead, or unreachable, out of everything."""
+        """Remove brokers without heartbeats from leaderships and ISRs."""
         for broker in sorted(self._heartbeat_ms):
             if self._world.now_ms - self._heartbeat_ms[broker] > DEAD_MS:
                 self._fence(broker)
@@ -98,7 +98,7 @@ class Oracle:
                 self._elect(partition, avoid=broker)
 
     def wipe(self, broker: BrokerId) -> None:
-        """The operator is about to replace a disk: its replicas no longer count."""
+        """Note that an operator replaces a disk: its replicas no longer count."""
         self._wiped.add(broker)
         for partition in self.partitions:
             assert partition.isr != (broker,), "the last in-sync replica is not wiped"
@@ -108,30 +108,30 @@ class Oracle:
                 self._elect(partition, avoid=broker)
 
     def elect_another(self, number: int) -> None:
-        """The controller moves a leadership, to a replica that is as good."""
+        """Move a leadership to another in-sync replica, as the controller does."""
         partition = self.partitions[number]
         if self._electable(partition) - {partition.leader}:
             self._elect(partition, avoid=partition.leader)
 
     def hand_over(self, number: int, epoch: int, candidates: tuple[BrokerId, ...]) -> None:
-        """A leader that wants to stop names successors."""
+        """Elect one of the successors that a leader has named."""
         partition = self.partitions[number]
         if partition.epoch == epoch and set(candidates) & self._electable(partition):
             self._world.counts["handed over"] += 1
             self._elect(partition, avoid=partition.leader)
 
     def _remove(self, partition: OraclePartition, broker: BrokerId) -> None:
-        """Out of the ISR, unless it is the last."""
+        """Remove a broker from the ISR, unless it is the last member."""
         rest = tuple(b for b in partition.isr if b != broker)
         if rest and rest != partition.isr:
             partition.isr = rest
             partition.version += 1
 
     def _electable(self, partition: OraclePartition) -> set[BrokerId]:
-        return {b for b in partition.isr if b in self._lives and b not in self._fenced}
+        return {b for b in partition.isr if b in self._incarnations and b not in self._fenced}
 
     def _elect(self, partition: OraclePartition, *, avoid: BrokerId | None) -> None:
-        """A new epoch, with any live in-sync replica as its leader, or with none."""
+        """Begin an epoch with any live in-sync replica as its leader, or without one."""
         candidates = sorted(self._electable(partition) - {avoid})
         partition.leader = self._world.rng.choice(candidates) if candidates else None
         partition.epoch += 1
@@ -154,7 +154,7 @@ class Oracle:
         """Whether the leader's knowledge of a joining replica is about its present disk."""
         if broker in self._fenced or broker in self._wiped:
             return False
-        return incarnation == str(self._lives[broker])
+        return incarnation == str(self._incarnations[broker])
 
     def _decide(self, partition: OraclePartition, proposal: ProposeIsr) -> IsrChanged | IsrRejected:
         added = set(proposal.isr) - set(partition.isr)

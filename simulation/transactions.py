@@ -1,10 +1,9 @@
-"""Runs of transactions, with the real coordinator and indexes over logs of headers.
+"""Histories of transactions: the real coordinator and indexes over logs of batch headers.
 
-Coordinators come and go, partitions change leaders, producers die and come back as zombies, and a
-driver publishes staged parts; both commit positions of consumer groups with what they write.
+Coordinators crash, partitions change leaders, producers crash and return as zombies, and a driver
+publishes staged parts. Producers and driver commit offsets of consumer groups with their records.
 
-Rules: as ``world``; what is checked is ``transactions_check``'s business, which hears only what
-clients and readers hear.
+Rules: as ``world``. ``transactions_check`` checks the answers to clients and the reads of readers.
 """
 
 from collections import deque
@@ -73,7 +72,7 @@ class SimTransactionLog:
         return Offset(len(self.batches))
 
     def append(self, attributes: int, producer: TransactionalProducer, value: str) -> bytes:
-        """Add a batch; returns it."""
+        """Append a batch, and return it."""
         who = producer.producer_id, producer.epoch
         head = (MAGIC, 0, HEADER_BYTES, VERSION, 0, attributes, len(self.batches), 1, 0, 0, 0, 0, 0)
         batch = HEADER.pack(*head, *who, 1, -1)
@@ -97,8 +96,8 @@ class SimTransactionLog:
 class SimPartition:
     """A partition: its log, its high watermark, and its transaction index.
 
-    A change of leaders cuts off some of what is not committed, and the new leader's ledger begins
-    from its log, as the next broker's does.
+    A change of leaders truncates some of the uncommitted batches, and the new leader builds its
+    transaction index from its log.
     """
 
     def __init__(self, world: World, place: TransactionPartition) -> None:
@@ -109,7 +108,7 @@ class SimPartition:
         self.transaction_index = self._loaded()
         self.epoch = 0
         self.is_restless = True
-        """Whether its leaders change, as they like to while a marker is on its way."""
+        """Whether its leaders change, most often while a marker is being written."""
         self.waiting: deque[tuple[int, Any]] = deque()
 
     def _loaded(self) -> PartitionTransactions:
@@ -128,7 +127,7 @@ class SimPartition:
         self._append(int(Attributes.TRANSACTIONAL), producer, value=value, done=done)
 
     def mark(self, mark: SendMarker, done: Any) -> None:
-        """Take a marker, as ``Partition.mark`` does."""
+        """Write a marker, as ``Partition.mark`` does."""
         if not self.transaction_index.needs(mark.kind, mark.producer):
             done("ok")
             return
@@ -146,7 +145,7 @@ class SimPartition:
             self.world.after(rng.uniform(0.1, COMMIT_MS_MAX), self.change_leader)
 
     def commit(self, epoch: int) -> None:
-        """Some more of the log is committed, unless its leadership ended; in the end all."""
+        """Commit some more of the log, at last all of it, unless the leadership has ended."""
         if epoch != self.epoch or self.high_watermark == self.log.log_end_offset:
             return
         rng, end = self.world.rng, self.log.log_end_offset
@@ -159,13 +158,13 @@ class SimPartition:
             done("ok")
 
     def change_leader(self) -> None:
-        """Change the leader: uncommitted records are lost, or some of them."""
+        """Change the leader: some or all uncommitted records are lost."""
         self.epoch += 1
         self.world.counts["leaders"] += 1
         end = self.world.rng.randint(self.high_watermark, self.log.log_end_offset)
         self.log.truncate_to(end)
         self.transaction_index.forget_from(Offset(end))
-        if self.world.rng.random() < 0.5:  # a broker that had no copy in memory
+        if self.world.rng.random() < 0.5:  # the new leader had no index in memory
             self.transaction_index = self._loaded()
         waiting, self.waiting = self.waiting, deque()
         for _, done in waiting:
@@ -201,7 +200,7 @@ class TransactionHistory:
     """One history.
 
     Args:
-        seed: decides everything.
+        seed: determines everything.
     """
 
     def __init__(self, seed: int) -> None:
@@ -249,7 +248,7 @@ class TransactionHistory:
         for effect in effects:
             match effect:
                 case Store(sequence, entry):
-                    if not self.is_calm and world.rng.random() < 0.02:  # just before it is stored
+                    if not self.is_calm and world.rng.random() < 0.02:  # before the entry is stored
                         world.after(world.rng.uniform(0.0, 1.0), self._crash_runtime, runtime)
                     world.after(world.rng.uniform(0.1, STORE_MS_MAX), self._store, runtime, effect)
                     runtime.waiting[-1 - sequence] = entry
@@ -263,10 +262,10 @@ class TransactionHistory:
                 case fx.TimedOut():
                     world.counts["timed out"] += 1
                 case Forget():
-                    pass  # histories are too short for it
+                    pass  # histories are too short for that
 
     def _store(self, runtime: SimCoordinator, store: Store[Any]) -> None:
-        """An entry is stored, after those before it; not if the office has ended."""
+        """Store an entry after earlier ones, unless its coordinator has crashed."""
         if runtime.is_over or store.sequence < len(self.entries):
             return
         for sequence in range(len(self.entries), store.sequence + 1):
@@ -278,7 +277,7 @@ class TransactionHistory:
             self.crash_coordinator()
 
     def crash_coordinator(self) -> None:
-        """Another broker takes over; entries in flight are lost, or some of them."""
+        """Replace the coordinator; some or all entries in flight are lost."""
         runtime, runtime.is_over = self.runtime, True
         under_way = len([key for key in runtime.waiting if key < 0])
         for _ in range(self.world.rng.randint(0, under_way)):
@@ -292,7 +291,7 @@ class TransactionHistory:
     def ask(self, make: Any, answer: Any) -> None:
         """Send a request; ``answer`` receives (True, value), (False, error) or (False, None).
 
-        Requests and answers may be lost, which the client notices as a silence.
+        Requests and answers may be lost: the client's request then times out.
         """
         self.tokens += 1
         token, world = self.tokens, self.world
@@ -315,7 +314,7 @@ class TransactionHistory:
             self.world.after(self.world.rng.uniform(0.1, 4.0), waiting, answer)
 
     def _mark(self, runtime: SimCoordinator, mark: SendMarker) -> None:
-        """A marker reaches its partition, also of a coordinator that has ended; or it is lost."""
+        """Send a marker to its partition, even from a crashed coordinator; or lose it."""
         is_begin = mark.kind is MarkerKind.BEGIN
 
         def done(how: str) -> None:
@@ -332,8 +331,8 @@ class TransactionHistory:
 
     # The history
 
-    def live(self, steps: int) -> None:
-        """Run this many steps, then calm, then check everything.
+    def run_steps(self, steps: int) -> None:
+        """Run this many steps with faults, then some without, then check everything.
 
         Raises:
             ViolationError: a promise was broken.
@@ -361,7 +360,7 @@ class TransactionHistory:
             self.checker.read(str(place), self.partitions[place].visible())
 
     def _calm(self) -> None:
-        """Without faults all requests succeed. Then none begins, and nothing stays open."""
+        """Run without faults: all requests succeed. Then begin no more: nothing may stay open."""
         self.is_calm = True
         for partition in self.partitions.values():
             partition.is_restless = False
@@ -396,11 +395,11 @@ class _Once:
 
 
 def run(seed: int) -> World:
-    """One history.
+    """Run the history of a seed.
 
     Raises:
         ViolationError: a promise was broken.
     """
     history = TransactionHistory(seed)
-    history.live(STEPS)
+    history.run_steps(STEPS)
     return history.world

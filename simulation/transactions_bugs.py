@@ -1,7 +1,4 @@
-"""Seeded bugs of transactions that the judge of histories must find.
-
-Rule: as ``metadata_bugs``.
-"""
+"""Seeded bugs of transactions that histories must find; rule as in ``metadata_bugs``."""
 
 from typing import Any, Final
 
@@ -21,23 +18,25 @@ _VISIBILITY = "strandline.broker.read_path.transaction_visibility:PartitionTrans
 
 
 def _nothing(*_: object, **__: object) -> None:
-    """A step that is left out."""
+    """Do nothing, in place of a step."""
 
 
 class _HastyLog(DecisionLog[Any, Any]):
     """Releases effects before earlier entries are stored."""
 
     def give(self, *effects: Any) -> None:
-        """Give them at once."""
+        """Release the effects at once."""
         self._out += effects
 
 
 TRANSACTION_BUGS: Final = (
-    Replacement("a new coordinator owes no markers", "resume", lambda *_: [], (Coordinator,)),
     Replacement(
-        "decisions are told before they are stored", "DecisionLog", _HastyLog, (coordinator,)
+        "a new coordinator forgets pending markers", "resume", lambda *_: [], (Coordinator,)
     ),
-    Replacement("a lost marker is not given again", "again", _nothing, (Markers,)),
+    Replacement(
+        "decisions are answered before they are stored", "DecisionLog", _HastyLog, (coordinator,)
+    ),
+    Replacement("a lost marker is not sent again", "again", _nothing, (Markers,)),
     Replacement(
         "the next transaction keeps the epoch",
         "next_epoch",
@@ -45,20 +44,22 @@ TRANSACTION_BUGS: Final = (
         (coordinator,),
     ),
     Replacement(
-        "a late beginning opens a transaction again",
+        "a late BEGIN marker opens a transaction again",
         "may_begin",
         lambda *_: True,
         (TransactionIndex,),
     ),
-    Replacement("records get in at any time", "check", _nothing, (PartitionTransactions,)),
-    Replacement("aborted records count", "counts", lambda *_: True, (PartitionTransactions,)),
+    Replacement("records are accepted at any time", "check", _nothing, (PartitionTransactions,)),
+    Replacement("aborted records count", "is_committed", lambda *_: True, (PartitionTransactions,)),
     Replacement(
         "reading goes past open transactions",
         "last_stable_offset",
         lambda _, high_watermark: high_watermark,
         (TransactionIndex,),
     ),
-    Replacement("parts that lost are kept", "is_overtaken", lambda *_: False, (coordinator,)),
+    Replacement(
+        "parts that were not published are kept", "is_overtaken", lambda *_: False, (coordinator,)
+    ),
     SourceRewrite(
         "a prepared transaction is taken over",
         f"{_COORDINATOR}._begin",
@@ -72,7 +73,7 @@ TRANSACTION_BUGS: Final = (
         "batch.number < last.batch",
     ),
     SourceRewrite(
-        "records get in behind the end that is on its way",
+        "records are accepted after an end marker that is not committed",
         f"{_VISIBILITY}.check",
         "producer in self._ending or ",
         "",
@@ -84,10 +85,10 @@ TRANSACTION_BUGS: Final = (
         "while noted",
     ),
     Replacement(
-        "what was cut off the log is remembered", "forget_from", _nothing, (PartitionTransactions,)
+        "truncated batches stay in the index", "forget_from", _nothing, (PartitionTransactions,)
     ),
     SourceRewrite(
-        "an abort forgets what it aborts",
+        "an abort loses the aborted range",
         f"{_INDEX}.note",
         "if kind is MarkerKind.ABORT:",
         "if kind is None:",
@@ -99,16 +100,16 @@ TRANSACTION_BUGS: Final = (
         "TransactionStatus.COMMITTING",
     ),
     SourceRewrite(
-        "positions of aborted transactions count",
+        "offsets of aborted transactions count",
         "strandline.core.groups.state:GroupsState._end",
         "if not is_commit:",
         "if not waited:",
     ),
     Replacement(
-        "a late beginning lets positions in again", "may_begin", lambda *_: True, (Transactions,)
+        "a late beginning accepts offsets again", "may_begin", lambda *_: True, (Transactions,)
     ),
     Replacement(
-        "the end of a transaction is told before groups have it stored",
+        "the end of a transaction is answered before groups have stored it",
         "DecisionLog",
         _HastyLog,
         (groups,),

@@ -1,7 +1,7 @@
-"""The check of transactions: only from clients' answers and readers' observations.
+"""The check of transactions, by the answers to clients and the values that readers see.
 
-A value names the transaction that wrote it, ``id/attempt/number``; ids of parts begin with their
-job and batch.
+A value names the transaction that wrote it, ``id/attempt/number``. The ids of parts begin with
+their job and batch.
 """
 
 from collections import Counter, defaultdict
@@ -27,30 +27,30 @@ class TransactionChecker:
     # From clients
 
     def begun(self, name: str) -> None:
-        """A transaction has begun."""
+        """Note that a transaction has begun."""
         self.outcomes[name] = OPEN
 
     def ended(self, name: str, outcome: str) -> None:
-        """A client received an outcome, or asked without an answer."""
+        """Note the outcome that a client received, or that it received no answer."""
         self.outcomes[name] = outcome
 
     def wrote(self, name: str, value: str) -> None:
-        """A record was sent."""
+        """Note that a record was sent."""
         self.written[name].add(value)
 
     def stored(self, name: str, value: str) -> None:
-        """A record was acknowledged."""
+        """Note that a record was acknowledged."""
         self.acked[name].add(value)
 
     def moved(self, name: str, group: str, offset: int) -> None:
-        """A position of a group was noted, to count with a transaction or a batch."""
+        """Note a group's offset that was committed in a transaction or a batch."""
         self.positions[group].append((offset, name))
 
     def batch_published(self, batch: str, parts: tuple[str, ...]) -> None:
-        """A batch was acknowledged as published for the first time.
+        """Note the first acknowledgement that a batch is published.
 
         Raises:
-            ViolationError: it had been, with other parts.
+            ViolationError: the batch was published before, with other parts.
         """
         if self.published.setdefault(batch, parts) != parts:
             raise ViolationError(f"batch {batch} was published twice: {parts}")
@@ -59,10 +59,10 @@ class TransactionChecker:
     # From readers
 
     def read(self, place: str, values: list[str]) -> None:
-        """A reader has read a partition from its beginning.
+        """Check the values of a partition, read from its beginning.
 
         Raises:
-            ViolationError: what was seen before is not there, or elsewhere.
+            ViolationError: values that were seen before are missing, or elsewhere.
         """
         before = self._seen.get(place, [])
         if values[: len(before)] != before:
@@ -70,39 +70,39 @@ class TransactionChecker:
         self._seen[place] = values
 
     def nothing_open(self, place: str, *, is_open: bool) -> None:
-        """Everything has been decided for long.
+        """Check that a partition has no open transaction, long after all were decided.
 
         Raises:
-            ViolationError: readers still wait.
+            ViolationError: readers still wait for one.
         """
         if is_open:
-            raise ViolationError(f"{place} still waits for a transaction that is over")
+            raise ViolationError(f"{place} still waits for a transaction that has ended")
 
     def may_be_gone(self, name: str, *, is_so: bool) -> None:
-        """A prepared transaction may be unknown to all by now.
+        """Check that a prepared transaction that is unknown now may have been decided.
 
         Raises:
             ViolationError: nobody had decided it.
         """
         if not is_so:
-            raise ViolationError(f"{name} was prepared, and is gone without a decision")
+            raise ViolationError(f"{name} was prepared, and is unknown without a decision")
 
     def gets_on(self, id_: str, *, is_so: bool) -> None:
-        """For a while there were no faults.
+        """Check that a client made progress in a time without faults.
 
         Raises:
-            ViolationError: a client could not end a single transaction.
+            ViolationError: it could not end a single transaction.
         """
         if not is_so:
-            raise ViolationError(f"{id_} does not get on, though nothing is in its way")
+            raise ViolationError(f"{id_} makes no progress, although there are no faults")
 
     # The end
 
     def judge(self, final: dict[str, list[str]], position: Callable[[str], int]) -> None:
-        """Check that each transaction is complete or absent, as its client was told.
+        """Check that each transaction is complete or absent, as its client was answered.
 
         Raises:
-            ViolationError: one is not.
+            ViolationError: a transaction is not.
         """
         shown: dict[str, list[str]] = defaultdict(list)
         for values in final.values():
@@ -117,22 +117,22 @@ class TransactionChecker:
 
     def _judge_one(self, name: str, outcome: str, shown: list[str]) -> None:
         if len(set(shown)) != len(shown):
-            raise ViolationError(f"{name} is shown twice: {sorted(shown)}")
+            raise ViolationError(f"{name} is visible twice: {sorted(shown)}")
         missing = self.acked[name].difference(shown)
         if outcome == COMMITTED and missing:
-            raise ViolationError(f"{name} was committed and {sorted(missing)} is not shown")
+            raise ViolationError(f"{name} was committed, but {sorted(missing)} is not visible")
         if outcome == ABORTED and shown:
-            raise ViolationError(f"{name} was aborted and {sorted(shown)} is shown")
+            raise ViolationError(f"{name} was aborted, but {sorted(shown)} is visible")
         if shown and missing:
-            raise ViolationError(f"{name} is shown in part: {sorted(missing)} is missing")
+            raise ViolationError(f"{name} is visible in part: {sorted(missing)} is missing")
         if set(shown) - self.written[name]:
-            raise ViolationError(f"{name} shows what nobody wrote")
+            raise ViolationError(f"{name} has values that nobody wrote")
 
     def _judge_batches(self, shown: dict[str, list[str]]) -> None:
         for batch, parts in self.published.items():
             others = [name for name in shown if name.startswith(f"{batch}/") and name not in parts]
             if others:
-                raise ViolationError(f"{batch} shows {others}, which was not published with it")
+                raise ViolationError(f"{batch} has {others}, which was not published with it")
             for part in parts:
                 if self.acked[part].difference(shown.get(part, [])):
                     raise ViolationError(f"{batch} was published without {part}")
@@ -145,7 +145,7 @@ class TransactionChecker:
         group: str,
         shown: dict[str, list[str]],
     ) -> None:
-        """The position is that of the last transaction or batch that counts."""
+        """Check that a group's offset is that of the last committed transaction or batch."""
         counting = [
             offset
             for offset, name in moves
@@ -158,4 +158,4 @@ class TransactionChecker:
         ]
         last = max(counting, default=-1)
         if found not in {last, *(offset for offset in unsure if offset > last)}:
-            raise ViolationError(f"the position of {group} is {found}, not {last}")
+            raise ViolationError(f"the offset of {group} is {found}, not {last}")

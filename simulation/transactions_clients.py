@@ -1,7 +1,7 @@
 """Clients of simulated transactions: producers that crash and restart, and their records.
 
-Rules: a client knows only what it was answered. One that crashes is replaced by another with the
-same transactional id; what it had sent may still arrive, for it has not heard of its own death.
+Rules: a client knows only the answers it received. A client that crashes is replaced by another
+with the same transactional id; requests that it had sent may still arrive, as from a zombie.
 """
 
 from collections.abc import Callable
@@ -27,54 +27,54 @@ class Zombie:
     """A process that runs one transaction after the other under an id.
 
     Args:
-        history: where it lives.
+        history: the history.
         id_: its transactional id.
     """
 
     def __init__(self, history: "TransactionHistory", id_: str) -> None:
         self.history = history
         self.id = id_
-        self.life = 0
+        self.incarnation = 0
         self.attempt = 0
         self.decided = 0
-        """Transactions whose end it heard of."""
+        """The number of transactions whose outcome it was answered."""
         self.is_stopping = False
         self.after: TransactionalProducer | None = None
         self.staged: tuple[str, TransactionalProducer] | None = None
         self.is_prepared = False
-        """Whether it heard that what is staged is prepared, and nobody has tried to end it."""
+        """Whether it was answered that its transaction is prepared, and has not tried to end it."""
 
     @property
     def rng(self) -> Any:
-        """The history's luck."""
+        """The history's random generator."""
         return self.history.world.rng
 
     def crash(self) -> None:
-        """It dies, and another one takes its id over; a prepared transaction is remembered."""
-        self.life += 1
+        """Replace the process by another with its id, which knows of a prepared transaction."""
+        self.incarnation += 1
         self.after = None
         self.later(self._begin_next if self.rng.random() < 0.5 else self.begin)
 
     def stop(self) -> None:
-        """Begin nothing more."""
+        """Begin no more transactions."""
         self.is_stopping = True
 
     def later(self, action: Any) -> None:
-        """Do something a little later, if still alive then."""
-        life = self.life
+        """Schedule an action, which is skipped if the process crashes before."""
+        incarnation = self.incarnation
 
         def if_alive() -> None:
-            if self.life == life:
+            if self.incarnation == incarnation:
                 action()
 
         self.history.world.after(self.rng.uniform(0.1, RETRY_MS), if_alive)
 
     def ask(self, make: Any, done: Any) -> None:
         """Repeat a request until it is answered; ``done`` receives (is_done, value or error)."""
-        life = self.life
+        incarnation = self.incarnation
 
         def answered(outcome: tuple[bool, Any]) -> None:
-            if self.life != life:
+            if self.incarnation != incarnation:
                 return
             if outcome == (False, None):
                 self.later(lambda: self.history.ask(make, answered))
@@ -86,7 +86,7 @@ class Zombie:
     # A transaction
 
     def begin(self) -> None:
-        """Begin the next one, after deciding a prepared one."""
+        """Begin the next transaction, after deciding a prepared one."""
         if self.staged is not None:
             self._decide_staged()
             return
@@ -94,7 +94,7 @@ class Zombie:
             self._begin_next()
 
     def _begin_next(self) -> None:
-        history, nonce = self.history, f"{self.id} {self.life} {self.attempt}"
+        history, nonce = self.history, f"{self.id} {self.incarnation} {self.attempt}"
         self.attempt += 1
         history.fresh_id += 1
         fresh, after, timeout_ms = history.fresh_id, self.after, self.rng.choice((200, 2000))
@@ -105,11 +105,11 @@ class Zombie:
     def _begun(self, is_done: bool, value: Any) -> None:  # noqa: FBT001 - an answer
         if not is_done:
             if value.code == "producer_fenced":
-                self.after = None  # an operator starts it anew
+                self.after = None  # as if an operator restarts it
             if value.code == "transaction_prepared" and self.staged is None:
                 self._abort_forgotten()
             else:
-                self.later(self.begin)  # one that is prepared is decided first
+                self.later(self.begin)  # which decides a prepared transaction first
             return
         begun: Begun = value
         self.after = begun.producer
@@ -118,9 +118,9 @@ class Zombie:
         Work(self, name, begun.producer, id_=self.id).go(lambda: self._written(name))
 
     def _abort_forgotten(self) -> None:
-        """A prepare arrived after it was given up: abort by its staged id."""
+        """Abort a transaction by its staged id: its prepare arrived after the timeout."""
 
-        def told(is_done: bool, value: Any) -> None:  # noqa: FBT001 - an answer
+        def answered(is_done: bool, value: Any) -> None:  # noqa: FBT001 - an answer
             assert is_done, value
             self.ask(
                 lambda token: ev.EndStaged(token, self.id, value, is_commit=False),
@@ -129,11 +129,11 @@ class Zombie:
 
         self.ask(
             lambda token: ev.QueryTransactions(token, lambda s: s.transactions[self.id].producer),
-            told,
+            answered,
         )
 
     def _written(self, name: str) -> None:
-        """Every record is stored: note a position, mostly, and decide."""
+        """Decide a transaction whose records are stored, mostly after committing an offset."""
         if self.rng.random() < 0.3:
             self._decide(name)
             return
@@ -170,7 +170,7 @@ class Zombie:
             self._refused(value)
 
     def _refused(self, error: StrandlineError) -> None:
-        """The decision came too late: it is not committed."""
+        """Handle a rejected decision: the transaction is not committed."""
         assert self.staged is not None, "prepared before"
         assert error.code in REFUSED, error
         self.history.checker.ended(self.staged[0], ABORTED)
@@ -200,7 +200,7 @@ class Zombie:
         self.ask(lambda token: ev.EndStaged(token, self.id, producer, is_commit=is_commit), ended)
 
     def _after_unknown(self, name: str) -> None:
-        """It was never prepared, or was decided the other way by an attempt before."""
+        """Find out about an unknown transaction: it was never prepared, or decided before."""
         self.history.checker.ended(name, UNKNOWN)
         self.staged = None
         self.later(self.begin)
@@ -230,9 +230,9 @@ def commit_position(
 ) -> None:
     """Commit an offset of the client's group with a transaction, then call ``done``.
 
-    What has been overtaken begins anew; what another transaction is in the way of is tried again.
+    A fenced client begins anew; an offset that another transaction holds is tried again.
     """
-    history, life = client.history, client.life
+    history, incarnation = client.history, client.incarnation
 
     def added(is_done: bool, value: Any) -> None:  # noqa: FBT001 - an answer
         del value
@@ -242,7 +242,7 @@ def commit_position(
             client.later(client.begin)
 
     def noted(outcome: Answer | Reject | None) -> None:
-        if client.life != life:
+        if client.incarnation != incarnation:
             return
         is_in_the_way = (
             isinstance(outcome, Reject) and outcome.error.code == "unstable_offset_commit"
@@ -264,9 +264,9 @@ class Work:
     """The records of one transaction or part, for some partitions.
 
     Args:
-        owner: whose; it dies with a life of the owner, but what was sent goes on.
-        name: of the transaction, for the checker.
-        producer: who writes.
+        owner: the client; the work ends when it crashes, but sent records still arrive.
+        name: the transaction's name, for the checker.
+        producer: the producer that writes.
         id_: its transactional id.
     """
 
@@ -278,7 +278,7 @@ class Work:
         self.left = RECORDS
 
     def go(self, done: Any) -> None:
-        """Be let in, write, and then ``done``; nothing follows if it fails."""
+        """Add the partitions, write the records, then call ``done``; not if that fails."""
         history, rng = self.owner.history, self.owner.rng
         places = rng.sample(list(history.partitions), rng.randint(1, 2))
 
@@ -295,17 +295,17 @@ class Work:
         )
 
     def _write(self, place: TransactionPartition, value: str, done: Any) -> None:
-        """Send a record; it may take long, and arrive when its writer is dead."""
-        history, rng, life = self.owner.history, self.owner.rng, self.owner.life
+        """Send a record, which may take long, and arrive after its writer has crashed."""
+        history, rng, incarnation = self.owner.history, self.owner.rng, self.owner.incarnation
         history.checker.wrote(self.name, value)
 
         def stored(how: str) -> None:
             if how != "ok":
-                if self.owner.life == life and self.left > 0:
-                    self.left = -1  # not stored for certain: it gives up, and begins again
+                if self.owner.incarnation == incarnation and self.left > 0:
+                    self.left = -1  # perhaps not stored, so it starts again
                     self.owner.later(self.owner.begin)
                 return
-            if self.owner.life == life:
+            if self.owner.incarnation == incarnation:
                 history.checker.stored(self.name, value)
                 self.left -= 1
                 if self.left == 0:

@@ -1,6 +1,6 @@
-"""A driver in simulated transactions: its tasks stage parts of numbered batches, it publishes them.
+"""A driver in simulated transactions: its tasks stage parts of batches, which it publishes.
 
-Rules: as ``transactions_clients``.
+Rules: as in ``transactions_clients``.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ class Driver(Zombie):
 
     def begin(self) -> None:
         """Stage the batch (again), by two tasks and one that is not needed."""
-        self.life += 1  # what belongs to an attempt before is not listened to
+        self.incarnation += 1  # ignore answers to an earlier attempt
         self.attempt += 1
         self.finished = []
         self.parts = [f"{self.id}/{self.batch}/{self.attempt}-{n}" for n in range(3)]
@@ -34,7 +34,7 @@ class Driver(Zombie):
             self._stage(part)
 
     def _begin_next(self) -> None:
-        """A driver has nothing prepared to forget."""
+        """Begin at once: a driver has no prepared transaction to decide."""
         self.begin()
 
     def _stage(self, part: str) -> None:
@@ -66,7 +66,7 @@ class Driver(Zombie):
         self.ask(lambda token: ev.Prepare(token, part, producer), prepared)
 
     def _finished(self, part: str, ref: str) -> None:
-        """Publish the first two that are there, mostly together with a position."""
+        """Publish the first two parts that are staged, mostly together with an offset."""
         del part
         self.finished.append(ref)
         if len(self.finished) != 2:
@@ -78,7 +78,7 @@ class Driver(Zombie):
             self._publish(parts, "")
 
     def _note_position(self, done: Any) -> None:
-        """Stage how far the batch has come, as a part that replaces one of an attempt before."""
+        """Stage the batch's offset, as a part that replaces that of an earlier attempt."""
         history, part, number = self.history, f"{self.id}/{self.batch}/position", self.batch
         history.fresh_id += 1
         fresh, nonce = history.fresh_id, f"nonce {part} {self.attempt}"

@@ -1,7 +1,7 @@
 """The group coordinator in runs of transactions: it accepts markers and offsets.
 
-Rules: the real state machine, from the entries that are stored; it dies and begins again, and what
-it was asked then has no answer.
+Rules: the real state machine runs, built from the stored entries. It crashes and starts again;
+requests that it had then are not answered.
 """
 
 from collections import deque
@@ -24,10 +24,10 @@ DELAY_MS_MAX: Final = 5.0
 
 
 class SimGroups:
-    """The group coordinator, over several runs.
+    """The group coordinator, through several runs.
 
     Args:
-        world: of the history.
+        world: the history's world.
     """
 
     def __init__(self, world: World) -> None:
@@ -46,7 +46,7 @@ class SimGroups:
         self._waiting: dict[object, Any] = {}
 
     def crash(self) -> None:
-        """Another broker takes over; some of the entries in flight are stored."""
+        """Replace the coordinator; some of the entries in flight are stored."""
         for _ in range(self.world.rng.randint(0, len(self._unstored))):
             self.entries.append(self._unstored.popleft())
         waiting = list(self._waiting.values())
@@ -83,11 +83,11 @@ class SimGroups:
         return -1 if known is None else known.positions.get(STREAM, {}).get(0, -1)
 
     def is_undecided(self) -> bool:
-        """Whether positions still wait for a transaction."""
+        """Whether offsets still wait for a transaction."""
         return any(group.undecided for group in self.coordinator.state.groups.values())
 
     def ask(self, make: Any, answer: Any) -> None:
-        """Ask the coordinator; ``answer`` hears an effect, or None if it is lost."""
+        """Ask the coordinator; ``answer`` receives an effect, or None if that is lost."""
         self._tokens += 1
         token = self._tokens
         self._waiting[token] = answer
@@ -107,7 +107,7 @@ class SimGroups:
                         waiting(effect)
 
     def _store(self, coordinator: GroupCoordinator, sequence: int) -> None:
-        """Entries up to one are stored, unless their coordinator has ended."""
+        """Store entries up to ``sequence``, unless their coordinator has crashed."""
         if coordinator is not self.coordinator or sequence < len(self.entries):
             return
         while len(self.entries) <= sequence:

@@ -1,7 +1,7 @@
 """An event loop whose time passes at once, and a world whose events run on it.
 
-Rules: waiting costs no time of the machine; the loop's clock jumps to the next timer. Nothing waits
-for a file or a thread, so a history depends on its seed only.
+Rules: waiting takes no real time; the loop's clock jumps to the next timer. Nothing waits for a
+file or a thread, so a history depends on its seed only.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ class _NoWaiting(selectors.SelectSelector):
         self.now_s = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Pass the time; without a timer nothing would ever happen."""
+        """Let the virtual time pass; fail without a timer, since nothing would ever happen."""
         found = super().select(0)
         if not found:
             assert timeout is not None, "everybody waits for somebody else"
@@ -43,8 +43,8 @@ class LoopWorld(World):
     """A world whose events are timers of an event loop.
 
     Args:
-        seed: decides everything random.
-        loop: runs them.
+        seed: determines everything random.
+        loop: runs the events.
     """
 
     def __init__(self, seed: int, loop: asyncio.AbstractEventLoop) -> None:
@@ -61,7 +61,7 @@ class LoopWorld(World):
         assert value == 0, "the loop moves the time"
 
     def after(self, delay_ms: float, action: Callable[..., None], *args: object) -> None:
-        """Call ``action(*args)`` in so many virtual milliseconds."""
+        """Call ``action(*args)`` after this many virtual milliseconds."""
 
         def happen() -> None:
             self.events += 1

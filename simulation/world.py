@@ -1,9 +1,9 @@
 """Virtual time and a faulty network, the base of every simulated cluster.
 
-Rules: everything that happens is an event in one queue, ordered by time and then by when it was
-asked for; all randomness comes from one generator seeded once. Nothing here reads a clock, iterates
-a set or hashes a string, so a seed replays exactly under any hash seed. Must not know what the
-messages mean.
+Rules: everything that happens is an event in one queue, ordered by time and then by insertion. All
+randomness comes from one generator that is seeded once. Nothing here reads a clock, iterates a set
+or hashes a string, so a seed replays exactly under any hash seed. Must not know what the messages
+mean.
 """
 
 import heapq
@@ -18,20 +18,20 @@ from strandline.core.replication.trace import Trace
 
 @dataclass(slots=True)
 class NetworkFaults:
-    """The faults of the network; shares are of 1, times in milliseconds."""
+    """The faults of the network: shares from 0 to 1, times in milliseconds."""
 
     loss: float = 0.0
     repeat: float = 0.0
     delay_ms_max: float = 5.0
     straggler: float = 0.0
-    """Share of messages that take up to 60 times as long, and so overtake each other."""
+    """Share of messages that take up to 60 times as long, so that others overtake them."""
 
 
 class World:
     """The queue of events, the clock it drives and the network between numbered processes.
 
     Args:
-        seed: decides everything random.
+        seed: determines everything random.
     """
 
     def __init__(self, seed: int) -> None:
@@ -43,7 +43,7 @@ class World:
         self._queue: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
         self._asked = 0
         self.write_trace: Callable[[str], object] | None = None
-        """Takes the lines of a trace, if one is wanted; nothing else depends on it."""
+        """Receives the lines of a trace, if set; nothing else depends on it."""
         self._traces: dict[int, Trace] = {}
         self._cut: set[tuple[int, int]] = set()
         self._fingerprint = 0
@@ -56,7 +56,7 @@ class World:
         heapq.heappush(self._queue, (self.now_ms + delay_ms, self._asked, action, args))
 
     def run_until(self, end_ms: float) -> None:
-        """Let everything happen that is due before ``end_ms``."""
+        """Run all events before ``end_ms``."""
         queue = self._queue
         while queue and queue[0][0] < end_ms:
             self.now_ms, _, action, args = heapq.heappop(queue)
@@ -70,20 +70,20 @@ class World:
 
     @property
     def fingerprint(self) -> str:
-        """Of everything noted and how many events there were."""
+        """A hash of everything noted and of the number of events."""
         return f"{self._fingerprint:08x}-{self.events}"
 
     # Traces
 
     def begin_trace(self, process: int, host: str) -> Trace | None:
-        """A process starts under this name; None: without a trace."""
+        """Return the trace of a process that starts under this name; None without tracing."""
         if self.write_trace is None:
             return None
         self._traces[process] = Trace(host, self.write_trace)
         return self._traces[process]
 
     def tell(self, process: int, what: str) -> None:
-        """Something happened in a process, for the trace."""
+        """Add an event of a process to the trace."""
         if process in self._traces:
             self._traces[process].note(what)
 
@@ -104,12 +104,12 @@ class World:
     # The network
 
     def send(self, link: tuple[int, int], deliver: Callable[..., None], *args: object) -> None:
-        """Call ``deliver(*args)`` later, once, twice or never, as the network pleases.
+        """Call ``deliver(*args)`` later, once, twice or never, depending on the faults.
 
         Args:
             link: (sender, receiver).
-            deliver: takes the message in at the receiver.
-            args: its arguments.
+            deliver: passes the message to the receiver.
+            args: arguments of ``deliver``.
         """
         faults, rng = self.faults, self.rng
         copies = 2 if faults.repeat and rng.random() < faults.repeat else 1
@@ -132,16 +132,16 @@ class World:
             deliver(*args)
 
     def is_cut(self, link: tuple[int, int]) -> bool:
-        """Whether messages from the first to the second are lost now."""
+        """Whether messages of a link are lost now."""
         return link in self._cut
 
     def partition(self, side: Iterable[int], everybody: Iterable[int], *, one_way: float) -> None:
-        """Block the links between ``side`` and the others, instead of earlier ones.
+        """Block the links between ``side`` and the others, in place of those blocked before.
 
         Args:
             side: processes on one side.
             everybody: all processes.
-            one_way: share of links that stay open in their direction.
+            one_way: the chance that links stay open in one direction.
         """
         inside, all_of_them = frozenset(side), sorted(everybody)
         self.counts["partitions"] += 1
@@ -153,15 +153,15 @@ class World:
         }
 
     def cut(self, links: Iterable[tuple[int, int]]) -> None:
-        """Block exactly these links, each one way, instead of earlier ones."""
+        """Block exactly these links, each one way, in place of those blocked before."""
         self.counts["partitions"] += 1
         self._cut = set(links)
 
     def heal(self) -> None:
-        """Open every link."""
+        """Unblock every link."""
         self._cut = set()
 
     def calm(self) -> None:
-        """Heal, and no longer lose, repeat or delay anything."""
+        """Unblock every link, and no longer lose, repeat or delay messages."""
         self.heal()
         self.faults = NetworkFaults()

@@ -10,11 +10,11 @@ from typing import Any
 
 
 def load() -> None:
-    """Load them now: once clients have connected, there may be no descriptor left for a file."""
+    """Load the functions now: later, connections may have used up the process's descriptors."""
     importlib.import_module("pyarrow.compute")
 
 
 def __getattr__(name: str) -> Any:
-    """Return a function of ``pyarrow.compute``, and keep it here."""
+    """Return a function of ``pyarrow.compute``, and cache it in this module."""
     function = globals()[name] = getattr(importlib.import_module("pyarrow.compute"), name)
     return function

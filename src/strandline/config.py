@@ -31,7 +31,7 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     name: str
     subject: str
-    """NATS subject the stream records; may contain ``*`` and ``>``."""
+    """NATS subject that the stream stores; may contain ``*`` and ``>``."""
     partitions: int = 1
     partition_by: PartitionBy | None = None
     """How a record finds its partition: ``suffix`` (subject ``.N``, as Liftbridge does), or the
@@ -42,10 +42,10 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     min_isr: int = 1
     """In-sync replicas below which appends are rejected and nothing more is committed."""
     queue_group: str = ""
-    """Streams of one group share the records of a subject instead of each getting every one."""
+    """Streams of one queue group share the messages of a subject: each is stored by one of them."""
     acks: Acks | None = None
-    """What an acknowledged record survives, unless the publish asks for less. Default: the most the
-    stream can give, ``replicated`` with several replicas and else ``disk``."""
+    """The ack level of records, unless a publish asks for a weaker one. Default: ``replicated``
+    with several replicas, else ``disk``."""
     pub_ack: bool = True
     """Answer a publish that has a reply subject with JetStream's PubAck."""
     compression: Compression = "none"
@@ -58,8 +58,8 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     retention_records: int = 0
     """Per partition; 0 is unlimited."""
     max_records_per_subject: int = 0
-    """Keep only so many records of each subject, the newest; 0 is unlimited. Readers see no more at
-    once, and compaction frees the space later."""
+    """Keep only this many records of each subject, the newest; 0 is unlimited. Readers no longer
+    see the others at once; compaction frees their space later."""
     compact: bool = False
     """Keep only the newest record of each key."""
     tombstone_delay_ms: int = 24 * 3600 * 1000
@@ -71,9 +71,9 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     auto_pause_ms: int = 0
     """Pause a partition without a new record for this long; 0: never."""
     auto_pause_if_read: bool = True
-    """Do so even while Liftbridge's clients subscribe to it."""
+    """Whether to pause a partition even while Liftbridge clients subscribe to it."""
     optimistic_concurrency: bool = False
-    """Reject what Liftbridge's clients publish unless the offset they expect is the next."""
+    """Reject a publish of a Liftbridge client unless the offset that it expects is the next one."""
     schema_validation: bool = False
     """Reject a record whose value does not fit the stream's schema, see docs/schemas.md."""
     description: str = ""
@@ -129,12 +129,12 @@ class GrpcConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     host: str = ""
     """Address that the gRPC listeners bind; empty: ``host``."""
     advertised_host: str = ""
-    """What Liftbridge's clients are told to dial; empty: ``cluster.advertised_host``, or else
-    the address bound."""
+    """Host that Liftbridge clients are told to connect to; empty: ``cluster.advertised_host``, or
+    else the bound address."""
     advertised_port: int = 0
-    """Port that they connect to; 0: ``grpc.port``."""
+    """Port that Liftbridge clients are told to connect to; 0: ``grpc.port``."""
     namespace: str = "liftbridge-default"
-    """First token of the subjects of the streams that the API keeps for itself."""
+    """First token of the subjects of the API's internal streams."""
     cursor_partitions: int = 1
     """Partitions of the stream ``__cursors``; 0: no cursors."""
     activity: bool = False
@@ -147,9 +147,9 @@ class GrpcConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     beam_port: int = -1
     """Port of Beam's log API; 0 picks a free one, -1 turns it off."""
     beam_stream: str = "beam"
-    """The stream that it serves, created if it does not exist."""
+    """The stream that Beam's log API serves; created if it does not exist."""
     beam_record_bytes: int = 8 << 20
-    """Largest proposal there, if more than ``limits.record_bytes``; no more than
+    """Largest proposal at Beam's log API, if more than ``limits.record_bytes``; at most
     ``limits.batch_bytes``."""
 
 
@@ -157,7 +157,7 @@ class JournalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """The journal shared by all partitions."""
 
     file_bytes: int = 64 << 20
-    """Size of one preallocated journal file. When it is full, a checkpoint frees it for new use."""
+    """Size of one preallocated journal file. After a checkpoint, full files are used again."""
     checkpoint_interval_ms: int = 30_000
 
 
@@ -169,11 +169,11 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     batch_bytes: int = 16 << 20
     """Largest batch accepted, compressed or not."""
     commit_records: int = 16_384
-    """Records in one group commit."""
+    """The most records in one group commit."""
     commit_bytes: int = 8 << 20
-    """Bytes of values in one group commit."""
+    """The most bytes of values in one group commit."""
     pending_bytes: int = 256 << 20
-    """Bytes accepted and not yet stored; more is rejected until the disk catches up."""
+    """The most bytes accepted but not stored yet; more is rejected until the disk catches up."""
 
 
 class NatsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -192,19 +192,19 @@ class NatsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Port of the broker's own listener for publishers, which speaks the NATS client protocol and
     saves the hop through nats-server; 0 picks a free one, -1 turns it off."""
     authority: str = ""
-    """PEM file of who signs the certificates of ``servers`` that begin with ``tls://``; empty: whom
-    the system trusts."""
+    """PEM file of the authority that signs the certificates of ``servers`` with ``tls://``; empty:
+    the authorities that the system trusts."""
 
 
 class TlsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """TLS settings of the listeners for clients; brokers among themselves use ``cluster.tls_*``."""
 
     certificate: str = ""
-    """PEM file of this broker's certificate, and what leads to its authority; empty: no TLS."""
+    """PEM file of this broker's certificate and its chain; empty: no TLS."""
     key: str = ""
-    """PEM file of its key."""
+    """PEM file of the certificate's key."""
     authority: str = ""
-    """PEM file of who signs the certificates that clients must show; empty: they need none."""
+    """PEM file of the authority that signs the certificates of clients; empty: they need none."""
 
     @property
     def is_on(self) -> bool:
@@ -221,7 +221,7 @@ class AuthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Token of the first administrator; better in ``admin_token_file``, or in the
     environment."""
     admin_token_file: str = ""
-    """File that holds it."""
+    """File that contains the token of the first administrator."""
     admins: list[str] = []
     """Administrators: names in certificates, or principals of tokens."""
 
@@ -230,7 +230,7 @@ class EncryptionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """Settings of encryption at rest, for streams that request it; see docs/encryption.md."""
 
     key_file: str = ""
-    """File of the master keys, the current one first; empty: the environment's, or none."""
+    """File of the master keys, the current one first; empty: those in the environment, or none."""
 
 
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -241,20 +241,20 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     name: str = ""
     """Name of the cluster: brokers of another one are rejected."""
     peer_port: int = 9295
-    """Port on which the other brokers reach this one; 0 picks a free one."""
+    """Port for connections of the other brokers; 0 picks a free one."""
     peer_host: str = ""
-    """Address that the ports for other brokers bind to: the peer link's, and that of the child
+    """Address that the ports for other brokers bind to: ``peer_port``, and the port of the child
     nats-server in ``nats_peers``. Empty: ``host``."""
     peers: list[str] = []
-    """Every broker of the cluster, this one too, as ``ID=HOST:PORT``."""
+    """Every broker of the cluster, including this one, as ``ID=HOST:PORT``."""
     advertised_host: str = ""
     """Host that clients connect to; empty: the host of this broker in ``peers``."""
     nats_peers: list[str] = []
-    """Where the nats-server of each broker meets the others', as ``ID=HOST:PORT``; empty: apart."""
+    """Address for routes of each broker's nats-server, as ``ID=HOST:PORT``; empty: no routes."""
     nats_secret_file: str = ""
-    """File with a secret, the same at each broker, by which these nats-servers authenticate."""
+    """File with a secret, the same on each broker, with which the nats-servers authenticate."""
     move_bytes_per_s: int = 0
-    """How fast this broker copies what it leads to replicas that a move brings in; 0: no limit."""
+    """How fast this broker copies partitions to replicas that a reassignment adds; 0: no limit."""
     join: bool = False
     """Whether an empty data directory joins a running cluster, instead of founding one."""
     rack: str = ""
@@ -262,11 +262,11 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     trace: str = ""
     """File for a trace of elections and writes; empty: none. See docs/traces.md."""
     tls_certificate: str = ""
-    """PEM file of this broker's certificate; empty: brokers talk without TLS."""
+    """PEM file of this broker's certificate; empty: no TLS between brokers."""
     tls_key: str = ""
-    """PEM file of its key."""
+    """PEM file of the certificate's key."""
     tls_authority: str = ""
-    """PEM file of who signs the certificates of the cluster's brokers."""
+    """PEM file of the authority that signs the certificates of the cluster's brokers."""
 
     @property
     def is_on(self) -> bool:
@@ -310,7 +310,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     flight_port: int = 9293
     """Port of Arrow Flight; 0 picks a free one."""
     local_reads: bool = True
-    """Let readers on this machine, who may read the files, do so without the broker in between."""
+    """Let readers on this machine read the broker's files directly, if they have the permission."""
     http_port: int = 9294
     """Port of the console, metrics and health; 0 picks a free one, -1 turns it off."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -327,12 +327,11 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     cleaner_interval_ms: int = 10_000
     """How often retention and compaction look for work."""
     scrub_interval_ms: int = 24 * 3600 * 1000
-    """How often everything stored is read again to find corruption."""
+    """How often all stored records are read again to find corruption."""
     scrub_bytes_per_s: int = 16 << 20
-    """Bytes read per second; 0 turns it off."""
+    """Bytes that this check reads per second; 0 turns it off."""
     allow_corrupt_coordinator_log: bool = False
-    """Let the coordinators of groups and transactions begin without entries of theirs that are
-    corrupt."""
+    """Let the coordinators of groups and transactions start without their corrupt log entries."""
 
     @property
     def peer_host(self) -> str:
@@ -393,7 +392,8 @@ def decode_config(values: Mapping[str, Any], kind: type[StructT]) -> StructT:
         kind: ``BrokerConfig`` or ``StreamConfig``.
 
     Raises:
-        InvalidConfigError: naming the key, and the nearest valid key for an unknown one.
+        InvalidConfigError: a key is unknown, or a value is not valid; the message names the key
+            and, for an unknown one, the nearest valid key.
     """
     check_known_keys(values, kind, path="")
     try:

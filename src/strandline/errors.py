@@ -10,7 +10,7 @@ StrandlineError
 │   ├── OffsetOutOfRangeError   below the log start or beyond the end
 │   ├── WrongLastSequenceError  the expected last sequence did not match
 │   ├── StreamMismatchError     the expected stream does not store the subject
-│   ├── OutOfOrderSequenceError a producer's batch is not the next, nor one stored before
+│   ├── OutOfOrderSequenceError a producer's batch is neither the next one nor a repeat
 │   ├── ProducerFencedError     a newer producer epoch has taken over
 │   ├── TransactionAbortedError the transaction timed out, or another client ended it
 │   ├── TransactionPreparedError a prepared transaction waits for an external decision
@@ -52,22 +52,22 @@ message says what to do. ``assert`` is for our own bugs and is never caught.
 from typing import ClassVar, Final
 
 UNDECODABLE: Final = (ValueError, RecursionError)
-"""The errors that msgspec raises for malformed bytes: its own errors and those of invalid UTF-8
-are both a ``ValueError``."""
+"""The errors that msgspec raises for malformed bytes. Its own errors and those of invalid UTF-8
+are subclasses of ``ValueError``."""
 
 
 class StrandlineError(Exception):
-    """Base class of all errors. Its fields decide, for each class, whether a client tries again."""
+    """Base class of all errors. Each class's fields decide whether a client retries."""
 
     code: ClassVar[str] = "error"
     """A stable name, which crosses the wire."""
     retriable: ClassVar[bool] = False
-    """Whether the same request may succeed at some time."""
+    """Whether the same request may succeed at a later time."""
     passes_soon: ClassVar[bool] = False
-    """Whether it may succeed within seconds, perhaps at another broker. A full or failed disk may
-    take long to heal."""
+    """Whether the request may succeed within seconds, perhaps at another broker. A full or failed
+    disk may take longer."""
     is_rejection: ClassVar[bool] = False
-    """Whether it is certain that the request had no effect."""
+    """Whether the request certainly had no effect."""
     is_connection_loss: ClassVar[bool] = False
     """Whether the request has to be sent again over a new connection."""
 
@@ -96,7 +96,7 @@ class InvalidSubjectError(InvalidRequestError):
 
 
 class InvalidRecordError(InvalidRequestError):
-    """Bytes that do not have the format they claim."""
+    """Bytes that do not have the expected format."""
 
     code = "invalid_record"
 
@@ -106,8 +106,8 @@ class SchemaMismatchError(InvalidRecordError):
 
     code = "schema_mismatch"
     row: int | None = None
-    """The row of a batch that does not fit, counted from 0 within its partition. None if the error
-    is about one record alone."""
+    """The row that does not fit, counted from 0 among the batch's rows for its partition. None if
+    the error is about one record alone."""
 
     @classmethod
     def of_row(cls, row: int, message: str) -> "SchemaMismatchError":
@@ -117,7 +117,7 @@ class SchemaMismatchError(InvalidRecordError):
         return error
 
     def for_record(self, row: int) -> "SchemaMismatchError":
-        """Return the error for one record of the batch: its own, or that of another one."""
+        """Return the error for a row's record, which may be rejected because of another row."""
         if self.row is None:
             return self
         own = self.message.removeprefix(_of_row(self.row))
@@ -153,7 +153,7 @@ class RollupError(InvalidRequestError):
 
 
 class RepeatedMessageError(InvalidRequestError):
-    """A message id in a batch that is there twice, or stored already."""
+    """A message id occurs twice in an atomic batch, or is stored already."""
 
     code = "repeated_message"
 
@@ -165,13 +165,13 @@ class StreamMismatchError(InvalidRequestError):
 
 
 class OutOfOrderSequenceError(InvalidRequestError):
-    """A batch of an idempotent producer that is neither the next one nor a recent duplicate."""
+    """A batch of an idempotent producer is neither the next one nor a recent duplicate."""
 
     code = "out_of_order_sequence"
 
 
 class ProducerFencedError(InvalidRequestError):
-    """A newer producer epoch with the same id has taken over."""
+    """A producer with the same id and a newer epoch has taken over."""
 
     code = "producer_fenced"
 
@@ -310,7 +310,7 @@ class ShuttingDownError(UnavailableError):
 
 
 class PausedError(UnavailableError):
-    """The partition is paused until it is used again."""
+    """The partition is paused until somebody publishes to it or resumes it."""
 
     code = "paused"
     passes_soon = False
@@ -419,7 +419,7 @@ class CorruptBatchError(StrandlineError):
 
 
 class DecryptionError(StrandlineError):
-    """A batch with a valid checksum that does not decrypt: its bytes were changed on purpose."""
+    """A batch with a valid checksum does not decrypt: its bytes were changed on purpose."""
 
     code = "decryption_failed"
 

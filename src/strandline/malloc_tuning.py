@@ -14,9 +14,10 @@ import sys
 from typing import Final
 
 KEPT_BYTES_MAX: Final = 64 << 20
-"""Free memory at the top of a heap that is kept."""
+"""How much free memory at the top of a heap is kept."""
 MAPPED_BYTES_MIN: Final = 32 << 20
-"""Allocations from here on are mapped on their own; the most that every glibc accepts."""
+"""Allocations of this size or more get a memory map of their own; the largest threshold that
+every glibc accepts."""
 
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3

@@ -4,7 +4,7 @@ Rules: names only; nothing is imported. The lists follow ``pyproject.toml``, and
 them.
 """
 
-# By import name, which can differ from the name of the distribution.
+# Keys are import names, which can differ from the distribution's name.
 EXTRA_OF = {
     **dict.fromkeys(
         (

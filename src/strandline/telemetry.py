@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from strandline.version import __version__
 
 if TYPE_CHECKING:
-    # Loaded for the first scrape: an HTTP server comes with it.
+    # Imported at the first scrape, because it loads an HTTP server.
     from prometheus_client import Metric
 
 PREFIX = "strandline_"
@@ -65,7 +65,7 @@ class Histogram:
 
 
 class PartitionSample(NamedTuple):
-    """A partition's offsets at the time of a scrape; all half-open."""
+    """A partition's offsets at the time of a scrape; ends are exclusive."""
 
     stream: str
     partition: int
@@ -229,7 +229,7 @@ class Telemetry:
     ready: int = gauge("1 while /health/ready says ready.")
     recovery_seconds: float = gauge("Time the last start took to recover the log.")
     recovery_records: int = gauge("Records the last start replayed from the journal.")
-    recovery_torn_bytes: int = gauge("Bytes of torn tail truncated by the last start.")
+    recovery_torn_bytes: int = gauge("Bytes of torn tail discarded by the last start.")
     nats_server_restarts: int = counter("Restarts of the embedded nats-server.")
     nats_connections: int = gauge(
         "Connections to NATS, each for a share of the streams; one more for the JetStream API."
@@ -239,9 +239,9 @@ class Telemetry:
     )
 
     partition_samples: Callable[[], Iterable[PartitionSample]] = tuple
-    """Asked at each scrape, on the scraping thread, for the offsets of all partitions."""
+    """Called at each scrape, on the scraping thread; returns the offsets of all partitions."""
     group_samples: Callable[[], Iterable[GroupSample]] = tuple
-    """Asked alike, for the groups that are coordinated here."""
+    """Called in the same way; returns the groups that are coordinated here."""
     _lock: threading.Lock = dataclasses.field(default_factory=threading.Lock, repr=False)
 
     def count_full_disk(self) -> None:

@@ -7,13 +7,13 @@ is half-open: ``log_start_offset <= high_watermark <= log_end_offset``, the last
 from typing import NamedTuple, NewType
 
 Offset = NewType("Offset", int)
-"""Place of a record in its partition, from 0."""
+"""Number of a record in its partition, from 0."""
 
 Position = NewType("Position", int)
-"""Place of a byte in a file, from 0."""
+"""Position of a byte in a file, from 0."""
 
 LeaderEpoch = NewType("LeaderEpoch", int)
-"""Number of a leadership of a partition, from 0, never reused."""
+"""Number of a partition's leadership, from 0; never reused."""
 
 LogId = NewType("LogId", int)
 """The number by which the journal knows a partition's log; never reused within a data directory."""
@@ -26,7 +26,7 @@ TimestampNs = NewType("TimestampNs", int)
 
 
 class ProducerStamp(NamedTuple):
-    """The identity of a batch of an idempotent producer, from which duplicates are recognised."""
+    """The identity of an idempotent producer's batch, by which duplicates are recognised."""
 
     producer_id: int
     """Unique in the cluster."""
@@ -40,12 +40,12 @@ class WrappedKey(NamedTuple):
     """A data key of a stream, encrypted by a master key."""
 
     number: int
-    """From 1; batches name it."""
+    """Number of the key within its stream, from 1; batches contain it."""
     master: str
     """Id of the master key."""
     wrapped: bytes
     fingerprint: str
-    """Of the data key itself: wrapping it anew does not change it."""
+    """A hash of the data key itself, which does not change when the key is wrapped again."""
 
 
 class PartitionName(NamedTuple):

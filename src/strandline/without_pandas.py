@@ -1,8 +1,8 @@
 """pyarrow without pandas, for processes that never use it.
 
-pyarrow imports pandas, where it is installed, for the first value that it converts from Python: 37
-MiB, and 0.2 to 0.5 s of CPU. It asks once in a process, so what calls this must own the process:
-a broker, and commands that never hand out a data frame.
+pyarrow imports pandas, if installed, for the first value that it converts from Python. That takes
+37 MiB, and 0.2 to 0.5 s of CPU. It tries once in a process, so the caller must own the process: a
+broker, or a command that never returns a data frame.
 """
 
 import importlib.abc
@@ -10,7 +10,7 @@ import sys
 
 
 class _NoPandas(importlib.abc.MetaPathFinder):
-    """A finder that says that pandas is not installed."""
+    """A finder that reports pandas as not installed."""
 
     def find_spec(self, name: str, *_of_the_package: object) -> None:
         """Raise for pandas; leave all else to the other finders."""
@@ -19,7 +19,7 @@ class _NoPandas(importlib.abc.MetaPathFinder):
 
 
 def keep_pandas_out() -> None:
-    """Let pyarrow go without pandas from now on; where it has already asked, nothing changes."""
+    """Make pyarrow work without pandas; no effect if it has imported pandas already."""
     import pyarrow as pa
 
     finder = _NoPandas()

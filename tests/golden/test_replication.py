@@ -93,7 +93,7 @@ def shown(effect):
         case fx.TransferLeadership(candidates):
             return f"hand over to {listed(candidates)}"
         case fx.Halted(trouble):
-            return f"STUCK: {trouble}"
+            return f"HALTED: {trouble}"
         case fx.AskMetadata(epoch):
             return f"ask metadata about e{epoch}"
         case fx.Committed(offset):
@@ -340,7 +340,7 @@ class Story:
         self.step(number, ev.CorruptionFound(ref.base_offset, ref.next_offset))
 
     def retain(self, number, offset):
-        self.logs[int(number)].truncate_before(int(offset))
+        self.logs[int(number)].delete_before(int(offset))
         self.step(int(number), ev.LogStartMoved(int(offset)))
 
     def resign(self, number):

@@ -59,7 +59,7 @@ async def test_sigterm_under_load_loses_nothing_and_leaves_nothing(loaded, kit):
             await asyncio.to_thread(server.start)
             await kit.progress(publishers)
         assert "recovered 0 records" in "".join(server.errors)
-        assert "dropped 0 torn bytes" in "".join(server.errors)
+        assert "discarded 0 torn bytes" in "".join(server.errors)
         kit.judge(await asyncio.to_thread(kit.read_log, server.flight, "s"), publishers)
 
 

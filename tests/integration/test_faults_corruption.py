@@ -188,7 +188,7 @@ def test_a_corrupt_journal_entry_is_not_served(killed, serve, number, caplog):
     if served != ALL:
         assert served == [n for n in ALL if n != number]
         assert f"corruption in {journal} at byte" in caplog.text
-        assert "reading can go on" in error_of_reading(client, number)
+        assert "reading can continue" in error_of_reading(client, number)
 
 
 def journal_entry(data_dir, number):

@@ -34,7 +34,7 @@ entries = st.builds(
     members=st.lists(members, max_size=3).map(tuple),
     gone=st.lists(names, max_size=3).map(tuple),
     positions=positions,
-    committed=st.dictionaries(names, numbers, max_size=3),
+    commit_numbers=st.dictionaries(names, numbers, max_size=3),
     is_deleted=st.booleans(),
 )
 MESSAGES = (

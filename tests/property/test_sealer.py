@@ -44,7 +44,7 @@ def test_what_is_sealed_comes_back(batches, compression):
         run += sealed
         plain.append(bytes(batch))
         offset += len(rows)
-    opened = sealer().open(run)
+    opened = sealer().decrypt(run)
     assert bytes(opened) == b"".join(plain)
     values = [v for rows in decode_batches(opened) for v in rows.column("value").to_pylist()]
     assert values == [value for rows in batches for value, _ in rows]
@@ -54,7 +54,7 @@ def test_what_is_sealed_comes_back(batches, compression):
 def test_any_bytes_cost_an_error_and_nothing_else(data):
     """Bytes that are no batches end in a typed error, or in nothing."""
     with contextlib.suppress(StrandlineError):
-        assert sealer().open(data).size == 0
+        assert sealer().decrypt(data).size == 0
 
 
 @given(st.data())
@@ -66,7 +66,7 @@ def test_no_change_gets_through(data):
     sealed[position] ^= data.draw(st.integers(1, 255))
     put_checksum(sealed)
     try:
-        opened = sealer().open(sealed)
+        opened = sealer().decrypt(sealed)
     except StrandlineError:
         return
     assert opened.size == 0  # the length was changed: no whole batch is left

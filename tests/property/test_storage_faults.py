@@ -117,7 +117,7 @@ def test_any_offset_is_found_again_after_any_truncations(directory, shape, data)
     log, batches = write(path, shape)
     end = log.truncate_to(data.draw(st.integers(0, log.log_end_offset)))
     start = data.draw(st.integers(0, end))
-    log.truncate_before(start)
+    log.delete_before(start)
     at = log.checkpoint()
     log.flush()
     if data.draw(st.booleans()):

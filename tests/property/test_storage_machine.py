@@ -226,13 +226,13 @@ class StorageMachine(RuleBasedStateMachine):
             assert self.disk.full
 
     @rule(slot=st.integers(0, 2), share=st.floats(0, 1))
-    def truncate_before(self, slot: int, share: float) -> None:
+    def delete_before(self, slot: int, share: float) -> None:
         """Records at the beginning are removed on purpose; only synced ones, as the broker does."""
         model = self.models[slot]
         safe_end = read_header(model.batches[model.safe - 1]).next_offset if model.safe else 0
         offset = int(share * safe_end)
         try:
-            self.log(model).truncate_before(offset)
+            self.log(model).delete_before(offset)
         except DiskFullError:
             assert self.disk.full
         model.start = max(model.start, self.log(model).log_start_offset)

@@ -11,7 +11,8 @@ HISTORIES = {
     "consensus": f"{SIM}.consensus import ConsensusGroup; "
     "tell = lambda s: ConsensusGroup(s).run().fingerprint",
     "consumers": f"{SIM}.consumers import run; tell = lambda s: run(s).fingerprint",
-    "metadata": f"{SIM}.metadata import MetadataRun; tell = lambda s: MetadataRun(s).live(200)",
+    "metadata": f"{SIM}.metadata import MetadataRun; "
+    "tell = lambda s: MetadataRun(s).run_steps(200)",
     "recovery": f"{SIM}.recovery import run; tell = lambda s: run(s).fingerprint",
     "replication": f"{SIM}.replication import run; tell = lambda s: run(s).fingerprint",
     "transactions": f"{SIM}.transactions import run; "

@@ -63,7 +63,7 @@ def test_a_stream_is_created_seen_and_deleted(server, client, page):
         ({"Maximum size of a partition": "big"}, "'big' is not a size; write for example 64MiB"),
         ({"Partitions": "0"}, "partitions"),
         ({"NATS subject": "a..b"}, "a..b"),
-        ({"Replicas": "3"}, "replicas is 3, which needs several brokers"),
+        ({"Replicas": "3"}, "replicas is 3, which needs a cluster"),
     ],
 )
 def test_a_wrong_setting_is_explained_beside_the_form(server, client, page, fields, message):

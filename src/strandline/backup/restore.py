@@ -355,7 +355,7 @@ def _write_log(
                 log.append(batches[position : position + header.length], header)
             log.write_pending()
             advance(len(batches))
-        log.truncate_before(copy.log_start_offset)
+        log.delete_before(copy.log_start_offset)
         if log.log_end_offset != copy.end:
             raise damaged(copy.label, f"it ends at {log.log_end_offset}, not {copy.end}")
         log.flush()

@@ -428,7 +428,7 @@ class BrokerBase(ABC):
         self.telemetry.recovery_seconds = seconds
         report = storage.report
         logger.info(
-            "recovered %d records (%d bytes) from the journal in %.2f s, dropped %d torn bytes",
+            "recovered %d records (%d bytes) from the journal in %.2f s, discarded %d torn bytes",
             report.records_replayed,
             report.bytes_replayed,
             seconds,

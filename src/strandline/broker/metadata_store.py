@@ -4,7 +4,7 @@ Rules: a command is one line at the end of ``metadata.log``, synced, so its cost
 the number of streams. Once the log is long, ``metadata.json`` is rewritten: to a new file, synced
 and renamed. Each line has a CRC-32C, since a flipped bit could lose a whole stream, and the CRC of
 the line before it; the first line has the CRC of ``metadata.json``. So a log that belongs to an
-older ``metadata.json`` is recognized and ignored. A torn last line is ignored, since it was never
+older ``metadata.json`` is recognized and ignored. A torn last line is discarded, since it was never
 acknowledged. A file that is corrupt in another way, or written by a later version, is rejected.
 
 If a write fails, the file is restored to the current image; until that succeeds, the contents of

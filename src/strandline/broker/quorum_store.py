@@ -103,7 +103,7 @@ class QuorumStore:
         if snapshot.index > self.log.log_end_offset:
             self.log.restart_at(snapshot.index)
         else:
-            self.log.truncate_before(snapshot.index)
+            self.log.delete_before(snapshot.index)
 
     def install(self, snapshot: Snapshot, *, synced_sequence: int | None = None) -> None:
         """Save a snapshot received from the leader; delete the entries if they do not continue it.

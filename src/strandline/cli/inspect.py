@@ -49,7 +49,7 @@ def inspect(
 
     Corruption, and missing data that the last checkpoint refers to, is reported with file and byte
     position; the exit code is then 1. A torn tail after a crash is not corruption: the next start
-    truncates it. If a broker is running, its newest bytes may look torn. In a single file, torn and
+    discards it. If a broker is running, its newest bytes may look torn. In a single file, torn and
     corrupt bytes look the same.
     """
     if path.is_file():

@@ -14,7 +14,7 @@ import msgspec
 from strandline.errors import StrandlineError
 
 REWRITE_ENTRIES_MIN = 5_000
-"""Rewrite the state after this many entries, if they are ``REWRITE_RATIO`` times what it needs."""
+"""The state is rewritten after this many entries, if it needs far fewer (``REWRITE_RATIO``)."""
 REWRITE_RATIO = 4
 
 EntryT = TypeVar("EntryT")
@@ -77,7 +77,7 @@ class DecisionLog(Generic[EntryT, EffectT]):
     """A coordinator's entries, and the effects that wait until they are stored.
 
     Args:
-        state: changed by each entry, at once.
+        state: each entry is applied to it at once.
         items_per_entry: the most items in one entry when the state is rewritten.
         sequence: the sequence of the next entry.
         entries: how many were stored since the state was last rewritten.
@@ -131,7 +131,7 @@ class DecisionLog(Generic[EntryT, EffectT]):
             return
         entries = list(self._state.entries(self._items_per_entry))
         if self._since_rewrite < REWRITE_RATIO * len(entries):
-            self._rewrite_at = REWRITE_RATIO * len(entries)  # counting is slow
+            self._rewrite_at = REWRITE_RATIO * len(entries)  # do not count at each entry
             return
         first = self._next
         for entry in entries:

@@ -1,8 +1,8 @@
 """Data keys: created for a stream, wrapped by a master key, and rewrapped when that one changes.
 
-Rules: wrapping is AES key wrap (RFC 3394), which needs no nonce and notices a wrong key. The number
-and the fingerprint of a data key never change, whoever wraps it, so that no order of an operator
-can put another key in its place.
+Rules: wrapping is AES key wrap (RFC 3394), which needs no nonce and detects a wrong key. The number
+and the fingerprint of a data key never change, whichever master key wraps it, so that no operator
+can replace it by another key.
 """
 
 import secrets
@@ -23,7 +23,7 @@ FIRST_NUMBER: Final = 1
 
 
 def new_data_key(master: MasterKey, number: int = FIRST_NUMBER) -> WrappedKey:
-    """A new data key, wrapped."""
+    """Return a new data key, wrapped."""
     return _wrapped(secrets.token_bytes(DATA_KEY_BYTES), master, number)
 
 
@@ -33,10 +33,10 @@ def _wrapped(secret: bytes, master: MasterKey, number: int) -> WrappedKey:
 
 
 def unwrapped(key: WrappedKey, master_keys: MasterKeys, *, stream: str) -> bytes:
-    """The data key itself.
+    """Return the data key itself.
 
     Raises:
-        EncryptionKeyError: its master key is not here, or does not fit.
+        EncryptionKeyError: its master key is not available, or does not fit.
     """
     what = f"data key {key.number} of stream {stream!r}"
     master = master_keys.find(key.master, what=what)
@@ -46,14 +46,14 @@ def unwrapped(key: WrappedKey, master_keys: MasterKeys, *, stream: str) -> bytes
         secret = b""
     if digest_id(b"strandline data key", secret) != key.fingerprint:
         raise EncryptionKeyError(
-            f"{what} does not unwrap with master key {key.master}: the metadata was changed or "
-            "corrupt; restore it"
+            f"{what} does not unwrap with master key {key.master}: the metadata was changed or is "
+            "corrupt; restore it from a backup"
         )
     return secret
 
 
 def rewrapped(key: WrappedKey, master_keys: MasterKeys, *, stream: str) -> WrappedKey:
-    """The same data key, wrapped by the current master key.
+    """Return the same data key, wrapped by the current master key.
 
     Raises:
         EncryptionKeyError: the master key that wrapped it is not available.

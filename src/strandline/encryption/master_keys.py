@@ -1,4 +1,4 @@
-"""Master keys, which an operator keeps and which wrap data keys.
+"""Master keys: an operator keeps them, and they wrap data keys.
 
 A key source is text with one key a line (or separated by blanks or commas): 32 bytes in base64. The
 first key wraps new data keys; the others unwrap what they have wrapped. A line may end with a
@@ -20,7 +20,7 @@ from strandline.errors import EncryptionKeyError, InvalidConfigError
 
 KEY_BYTES: Final = 32
 KEY_SIZES: Final = (16, 32)
-"""Sizes of AES keys that may wrap: ours have 32 bytes, Liftbridge's may have 16."""
+"""The sizes of AES keys that may wrap: ours have 32 bytes, Liftbridge's may have 16."""
 TEXT_BYTES_MAX: Final = 64 << 10
 _ID_BYTES = 8
 
@@ -54,14 +54,14 @@ def new_key_text() -> str:
 
 
 def parse_master_keys(text: str, source: str) -> tuple[MasterKey, ...]:
-    """The keys in the text of a key source, the first one current.
+    """Parse the keys in the text of a key source; the first one is current.
 
     Args:
-        text: a key a line, or separated by commas.
-        source: what to call it in messages, which never show any of it.
+        text: one key a line, or separated by blanks or commas.
+        source: the name of the source in messages, which never show any of the text.
 
     Raises:
-        InvalidConfigError: the text has something else, or a key twice.
+        InvalidConfigError: the text has a word that is not a key, or a key twice.
     """
     keys: list[MasterKey] = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -90,11 +90,11 @@ def _no_keys() -> tuple[MasterKey, ...]:
 
 
 class MasterKeys:
-    """The master keys that a broker has; any thread.
+    """The master keys of a broker; any thread.
 
     Args:
         load: reads the source; called at once, and when a key is not known.
-        source: what to call it in messages.
+        source: the name of the source in messages.
     """
 
     def __init__(
@@ -119,10 +119,10 @@ class MasterKeys:
 
     @property
     def current(self) -> MasterKey:
-        """The one that wraps new data keys.
+        """Return the key that wraps new data keys.
 
         Raises:
-            EncryptionKeyError: there is no such key.
+            EncryptionKeyError: the source has no keys.
         """
         if not self._keys:
             raise EncryptionKeyError(
@@ -132,14 +132,14 @@ class MasterKeys:
         return self._keys[0]
 
     def find(self, master: str, *, what: str) -> MasterKey:
-        """The key of this id.
+        """Return the key with this id.
 
         Args:
             master: the id.
-            what: the purpose, for the message.
+            what: what the key is for, as the message's subject.
 
         Raises:
-            EncryptionKeyError: it is not in the source, not even now.
+            EncryptionKeyError: the source does not have the key, even after reading it again.
         """
         found = self._known(master)
         if found is None:

@@ -4,7 +4,7 @@ The cipher is AES-256-GCM. A nonce never repeats under one key, since no batch i
 data key itself. Each run of a broker draws, for each partition, a salt of 128 random bits. It
 derives a key from data key, salt and partition (HKDF-SHA-256), and counts its nonces from 0. So
 nothing has to be stored, and records that are lost in a crash and written again have another key.
-Offsets would not work as nonces: an uncommitted offset is used again.
+Offsets would not work as nonces, because an uncommitted offset may be used again.
 
 Rules: any thread. An unencrypted batch is rejected, since otherwise anyone with write access to the
 disk could add records; placeholders are skipped, since they have no records. Unwrapped keys are
@@ -33,19 +33,19 @@ from strandline.record.sealed import (
     SALT_BYTES,
     SEAL_BYTES,
     Seal,
+    associated_data,
     is_sealed,
     put_checksum,
-    put_open_header,
+    put_plain_header,
     read_seal,
     sealed_frame,
-    vouched_for,
 )
 from strandline.types import PartitionName, WrappedKey
 
 logger = logging.getLogger(__name__)
 
 SESSION_BATCHES_MAX: Final = 1 << 32
-"""After this many another salt is drawn, far below what AES-GCM allows for one key."""
+"""A new salt is drawn after this many batches, far fewer than AES-GCM allows for one key."""
 DERIVED_MAX: Final = 256
 """Derived keys cached for reading; when full, the cache is cleared."""
 
@@ -55,7 +55,7 @@ WrappedKeys = Callable[[], tuple[WrappedKey, ...]]
 
 
 class EncryptionSession:
-    """A derived key, and the nonces used with it."""
+    """A derived key, and the count of nonces used with it."""
 
     def __init__(self, secret: bytes, partition: int, *, key_number: int, salt: bytes) -> None:
         self._aead = _derived(secret, salt, partition)
@@ -64,23 +64,25 @@ class EncryptionSession:
         self.used = 0
 
     def seal(self, batch: Buffer) -> bytearray:
-        """The batch, sealed under the next nonce; one thread at a time."""
+        """Return the batch, sealed under the next nonce; one thread at a time."""
         nonce = self.used.to_bytes(NONCE_BYTES, "little")
-        self.used += 1  # before it is used: an error must not bring it back
+        self.used += 1  # before it is used, so that no nonce is used again after an error
         frame = sealed_frame(batch, Seal(self._key_number, nonce, self._salt))
         columns = memoryview(batch)[HEADER_BYTES:]
-        self._aead.encrypt_into(nonce, columns, vouched_for(frame), memoryview(frame)[COLUMNS_AT:])
+        self._aead.encrypt_into(
+            nonce, columns, associated_data(frame), memoryview(frame)[COLUMNS_AT:]
+        )
         put_checksum(frame)
         return frame
 
 
 class BatchSealer:
-    """Seals and opens the batches of one partition.
+    """Seals and decrypts the batches of one partition.
 
     Args:
         name: the partition.
-        keys: the stream's data keys at this moment, as the metadata has them, the newest last.
-        masters: who unwrap them.
+        keys: returns the stream's present data keys in the metadata, the newest last.
+        masters: the master keys that unwrap them.
     """
 
     def __init__(self, name: PartitionName, keys: WrappedKeys, master_keys: MasterKeys) -> None:
@@ -92,12 +94,12 @@ class BatchSealer:
         self._session_key = ""
         self._said = ""
         self._secrets: dict[int, bytes] = {}
-        self._opening: dict[tuple[int, bytes], AESGCM] = {}
+        self._derived_keys: dict[tuple[int, bytes], AESGCM] = {}
 
     # Sealing
 
     def why_not(self) -> UnavailableError | None:
-        """Why nothing can be sealed now, or None; then ``seal`` works."""
+        """Return why nothing can be sealed now; None if ``seal`` works."""
         if self._session is not None:
             return None
         try:
@@ -111,10 +113,10 @@ class BatchSealer:
         return None
 
     def seal(self, batch: Buffer) -> bytearray:
-        """The batch, sealed with the newest data key.
+        """Return the batch, sealed with the newest data key.
 
         Raises:
-            UnavailableError: nothing was ever sealed here, and the key is not here.
+            UnavailableError: the key is not available, and nothing was sealed here before.
         """
         with self._lock:
             keys = self._keys()
@@ -125,9 +127,9 @@ class BatchSealer:
             return session.seal(batch)
 
     def _renewed(self, session: EncryptionSession | None) -> EncryptionSession:
-        """A session of the newest data key; the present one if that key cannot be had yet.
+        """Return a session of the newest data key; the present one if that key is not here yet.
 
-        Records were accepted already, and any data key of the stream keeps them secret.
+        The records were accepted already, and an older data key protects them, too.
         """
         try:
             return self._begin()
@@ -161,20 +163,20 @@ class BatchSealer:
             self._secrets[key.number] = known
         return known
 
-    # Opening
+    # Decrypting
 
-    def open(self, buffer: Buffer) -> pa.Buffer:
-        """The batches in a buffer as they were before they were sealed; see ``Sealer``."""
+    def decrypt(self, buffer: Buffer) -> pa.Buffer:
+        """Return the batches in a buffer as they were before they were sealed; see ``Sealer``."""
         source = memoryview(buffer)
         target = pa.allocate_buffer(len(source))
         view = memoryview(target).cast("B")
         filled = 0
         for position, header in iter_headers(source):
             if header.attributes & _REMOVED:
-                continue  # compaction put it there, on this broker or before it was copied
+                continue  # a placeholder that compaction wrote
             room = view[filled : filled + header.length - SEAL_BYTES]
             try:
-                self._open_into(room, source[position : position + header.length], header)
+                self._decrypt_into(room, source[position : position + header.length], header)
             except (DecryptionError, UnavailableError):
                 if not filled:
                     raise
@@ -182,50 +184,51 @@ class BatchSealer:
             filled += len(room)
         return target.slice(0, filled)
 
-    def _open_into(self, room: memoryview, sealed: memoryview, header: BatchHeader) -> None:
+    def _decrypt_into(self, room: memoryview, sealed: memoryview, header: BatchHeader) -> None:
         if not is_sealed(header):
             raise DecryptionError(
                 f"the batch at offset {header.base_offset} of {self._name} is not encrypted, as "
-                "every batch of this stream is: it was written by something else"
+                "its stream is: somebody else wrote it; restore the records from a backup"
             )
         seal = read_seal(sealed)
-        aead = self._opener(seal)
+        aead = self._derived_key(seal)
         try:
             aead.decrypt_into(
-                seal.nonce, sealed[COLUMNS_AT:], vouched_for(sealed), room[HEADER_BYTES:]
+                seal.nonce, sealed[COLUMNS_AT:], associated_data(sealed), room[HEADER_BYTES:]
             )
         except InvalidTag:
             raise DecryptionError(
-                f"the batch at offset {header.base_offset} of {self._name} does not open with data "
-                f"key {seal.key_number}: its checksum is right, so it was changed on purpose"
+                f"the batch at offset {header.base_offset} of {self._name} does not decrypt with "
+                f"data key {seal.key_number}; its checksum is right, so it was changed on purpose: "
+                "restore the records from a backup"
             ) from None
-        put_open_header(room, sealed)
+        put_plain_header(room, sealed)
 
-    def _opener(self, seal: Seal) -> AESGCM:
-        known = self._opening.get((seal.key_number, seal.salt))
+    def _derived_key(self, seal: Seal) -> AESGCM:
+        known = self._derived_keys.get((seal.key_number, seal.salt))
         if known is not None:
             return known
         secret = self._secrets.get(seal.key_number)
         if secret is None:
             secret = self._secret(self._wrapped(seal.key_number))
-        if len(self._opening) >= DERIVED_MAX:
-            self._opening = {}
+        if len(self._derived_keys) >= DERIVED_MAX:
+            self._derived_keys = {}
         aead = _derived(secret, seal.salt, self._name.partition)
-        self._opening[seal.key_number, seal.salt] = aead
+        self._derived_keys[seal.key_number, seal.salt] = aead
         return aead
 
     def _wrapped(self, number: int) -> WrappedKey:
         for key in self._keys():
             if key.number == number:
                 return key
-        # Clients retry, here or elsewhere: the metadata will arrive.
+        # Clients retry here or at another broker; the metadata will arrive.
         raise UnavailableError(
             f"data key {number} of stream {self._name.stream!r} is not known here yet; retry"
         )
 
 
 def _derived(secret: bytes, salt: bytes, partition: int) -> AESGCM:
-    """The key of a session; bound to the partition, so that no batch opens in another one."""
+    """Derive the key of a session; bound to the partition, so batches decrypt in no other one."""
     info = b"strandline batch" + partition.to_bytes(4, "little")
     kdf = HKDF(algorithm=SHA256(), length=DATA_KEY_BYTES, salt=salt, info=info)
     return AESGCM(kdf.derive(secret))

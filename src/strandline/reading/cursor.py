@@ -20,23 +20,23 @@ from strandline.types import Offset, PartitionName
 
 
 class OffsetRun(NamedTuple):
-    """Records in a row that may match a filter, half-open."""
+    """A half-open range of offsets whose records may match a filter."""
 
     start: int
     stop: int
     size: int
-    """About how many bytes they take; 0: unknown, or many."""
+    """About how many bytes the records take; 0: unknown, or many."""
 
 
 class RunFinder(Protocol):
-    """Knows which records may match a pattern of subjects."""
+    """Finds the records that may match a subject pattern."""
 
     def next_run(self, position: int, end: int) -> OffsetRun:
-        """Return the next run from ``position`` on; an empty one at ``end``: there is none."""
+        """Return the next run from ``position`` on; an empty one at ``end`` if there is none."""
 
 
 class Readable(Protocol):
-    """A partition, as readers use it."""
+    """A partition that can be read."""
 
     @property
     def name(self) -> PartitionName:
@@ -44,11 +44,11 @@ class Readable(Protocol):
 
     @property
     def log_start_offset(self) -> Offset:
-        """Offset of the first record kept."""
+        """The offset of the first record kept."""
 
     @property
     def last_stable_offset(self) -> Offset:
-        """The end of a read."""
+        """The end of a read, exclusive."""
 
     def read(self, offset: Offset, bytes_max: int, *, below: Offset | None = None) -> pa.Buffer:
         """Return whole batches from the one that holds ``offset``; empty if nothing is visible.
@@ -57,7 +57,7 @@ class Readable(Protocol):
         """
 
     def find_runs(self, pattern: str) -> RunFinder | None:
-        """Return who knows where matching subjects are; None: every record has to be read."""
+        """Return a finder of records with matching subjects; None: every record has to be read."""
 
 
 PartitionT = TypeVar("PartitionT", bound=Readable)
@@ -71,11 +71,11 @@ class PartitionRange(NamedTuple, Generic[PartitionT]):
     stop: Offset | None
     """None: without end."""
     may_move: bool
-    """The start was not an offset of the caller's: a deleted prefix moves it."""
+    """Whether the start moves if records were deleted, because the caller named no offset."""
 
 
 class CursorBatch(NamedTuple):
-    """A record batch for the reader, and at most how large it is: pyarrow takes long to count."""
+    """A record batch for the reader, with an upper bound of its size, which is slow to compute."""
 
     batch: pa.RecordBatch
     size: int
@@ -120,20 +120,20 @@ class Cursor(Generic[PartitionT]):
 
     @property
     def has_more(self) -> bool:
-        """Whether something can be delivered now."""
+        """Whether there are records that can be delivered now."""
         return self.position < self.end
 
     def available_bytes(self, bytes_max: int) -> int:
-        """About how many bytes can be delivered now; counts no further than ``bytes_max``."""
+        """Return about how many bytes can be delivered now, counted up to ``bytes_max``."""
         if not self.has_more:
             return 0
         return int(self._read(bytes_max).size)
 
     def read(self) -> list[CursorBatch]:
-        """The next records, about ``batch_bytes`` of them, as batches without empty ones.
+        """Return the next records, about ``batch_bytes`` of them, as non-empty batches.
 
-        An empty list means that none of the records passed over was asked for, or that the end is
-        reached; ``position`` tells.
+        The list is empty if no record passed the filters, or at the end; compare ``position`` with
+        ``end``.
 
         Raises:
             CorruptBatchError: the next batch is corrupt, and the request does not skip those.
@@ -195,7 +195,7 @@ class Cursor(Generic[PartitionT]):
                 return pa.py_buffer(b"")
 
     def _trimmed(self, batch: pa.RecordBatch, end: Offset) -> pa.RecordBatch:
-        """The rows from the position to ``end``; moves the position past them."""
+        """Return the rows from the position to ``end``, and move the position past them."""
         offsets = batch.column("offset").to_numpy()
         start, stop = self.position, len(offsets)
         first = 0
@@ -211,7 +211,7 @@ class Cursor(Generic[PartitionT]):
         return batch
 
     def _split(self, batch: pa.RecordBatch) -> list[CursorBatch]:
-        """Only the columns asked for, in pieces of about ``batch_bytes``."""
+        """Return only the columns asked for, in pieces of about ``batch_bytes``."""
         if self._has_extra:
             batch = batch.select(self._names)
         size, wanted = batch.get_total_buffer_size(), self._request.batch_bytes
@@ -223,7 +223,7 @@ class Cursor(Generic[PartitionT]):
         return [CursorBatch(piece, piece.nbytes) for piece in pieces]
 
     def _step_over(self, buffer: pa.Buffer) -> None:
-        """Move past batches of which compaction removed every record."""
+        """Move the position past batches whose records compaction has removed."""
         view = memoryview(buffer)
         places = walk(view)
         assert places, "a read returns at least one whole batch"

@@ -46,7 +46,7 @@ class DescendingCursor(Cursor[PartitionT]):
         self.position = extent.stop
         self._span = 1
         self._record_bytes = 1
-        """About how large the batches of a record are."""
+        """About how many bytes a record takes."""
 
     @property
     def is_done(self) -> bool:
@@ -55,14 +55,13 @@ class DescendingCursor(Cursor[PartitionT]):
 
     @property
     def has_more(self) -> bool:
-        """Whether something can be delivered now."""
+        """Whether there are records that can be delivered now."""
         return not self.is_done
 
     def read(self) -> list[CursorBatch]:
-        """The records before the position, newest first, as batches without empty ones.
+        """Return the records before the position, newest first, as non-empty batches.
 
-        An empty list means that none of the records passed over was asked for, or that the start is
-        reached; ``position`` tells.
+        The list is empty if no record passed the filters, or at the start; see ``is_done``.
 
         Raises:
             CorruptBatchError: the next batch is corrupt, and the request does not skip those.
@@ -86,10 +85,10 @@ class DescendingCursor(Cursor[PartitionT]):
         return deliveries
 
     def _end_at(self, first: Offset) -> None:
-        """Stop, as the rest was deleted if it is not delivered.
+        """End the read: any record not delivered yet has been deleted.
 
         Raises:
-            DataLossError: it was, and was asked for.
+            DataLossError: records that the read asked for were deleted.
         """
         if first > self._start and not self._may_move:
             raise DataLossError(
@@ -103,7 +102,7 @@ class DescendingCursor(Cursor[PartitionT]):
         return list(decode_batches(piece, columns=self._columns, partition=number))
 
     def _window(self, low: Offset) -> tuple[Offset, list[pa.Buffer]]:
-        """Whole batches from the one that holds ``low`` to the position, and where they begin."""
+        """Return the whole batches from that of ``low`` to the position, and where they begin."""
         pieces: list[pa.Buffer] = []
         begin = offset = low
         size = 0
@@ -136,14 +135,14 @@ class DescendingCursor(Cursor[PartitionT]):
         return low, pieces
 
     def _bytes_left(self, offset: Offset) -> int:
-        """About how large the rest of the window is."""
+        """Return about how many bytes the rest of the window takes."""
         return (self.position - offset) * self._record_bytes
 
     def _behind(self, error: CorruptBatchError, offset: Offset) -> Offset:
-        """Return the offset at which the intact batches behind a corrupt one begin.
+        """Return the offset at which the intact batches after a corrupt one begin.
 
         Raises:
-            CorruptBatchError: there are none in this window, and the request does not skip it.
+            CorruptBatchError: the window has none, and the request does not skip corrupt batches.
         """
         following = Offset(error.next_offset)
         if following <= offset:
@@ -153,21 +152,21 @@ class DescendingCursor(Cursor[PartitionT]):
         return following
 
     def _below_position(self, buffer: pa.Buffer, view: memoryview) -> pa.Buffer:
-        """The batches that begin below the position; there is one at least."""
+        """Return the batches that begin below the position, at least one."""
         for place, _ in walk(view):
             if place and read_header(view, place).base_offset >= self.position:
                 return buffer.slice(0, place)
         return buffer
 
     def _adapt(self, low: Offset, pieces: list[pa.Buffer]) -> None:
-        """Choose the next window by what this one had."""
+        """Choose the size of the next window by that of this one's records."""
         offsets = max(1, self.position - low)
         self._record_bytes = max(1, sum(piece.size for piece in pieces) // offsets)
         fitting = self._request.batch_bytes // self._record_bytes
         self._span = max(1, min(fitting, GROWTH * offsets))
 
     def _between(self, batch: pa.RecordBatch, end: int) -> pa.RecordBatch:
-        """The rows from the start to ``end``."""
+        """Return the rows from the start to ``end``."""
         offsets = batch.column("offset").to_numpy()
         begin = int(offsets.searchsorted(self._start))
         return batch.slice(begin, max(0, int(offsets.searchsorted(end)) - begin))
@@ -175,7 +174,7 @@ class DescendingCursor(Cursor[PartitionT]):
 
 def reverse(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return the rows in reverse order."""
-    # Not by pa.array, which imports pandas first if it is there.
+    # Not pa.array, which imports pandas first if that is installed.
     indices = array.array("q", range(batch.num_rows - 1, -1, -1))
     column = pa.Array.from_buffers(pa.int64(), batch.num_rows, [None, pa.py_buffer(indices)])
     return batch.take(column)

@@ -33,7 +33,7 @@ class RecordFilter:
             "timestamp": self._from is not None or self._to is not None,
         }
         self.columns = tuple(name for name, wanted in needs.items() if wanted)
-        """Columns the filters look at."""
+        """The columns that the filters need."""
 
     @property
     def is_trivial(self) -> bool:
@@ -62,7 +62,7 @@ class RecordFilter:
         return batch.filter(mask) if passing else batch.slice(0, 0)
 
     def _subject_mask(self, subjects: pa.DictionaryArray) -> pa.Array:
-        """Whether each row's subject matches the pattern."""
+        """Return a mask: whether each row's subject matches the pattern."""
         if len(self._matches) > KNOWN_SUBJECTS_MAX:
             self._matches.clear()
         found = [self._matches_subject(subject) for subject in subjects.dictionary.to_pylist()]
@@ -79,5 +79,5 @@ class RecordFilter:
 
 
 def _instant(timestamp_ns: int | None) -> pa.Scalar | None:
-    """A time as Arrow compares it."""
+    """Return a time as an Arrow scalar; None stays None."""
     return None if timestamp_ns is None else pa.scalar(timestamp_ns, TIMESTAMP_TYPE)

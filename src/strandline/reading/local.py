@@ -25,14 +25,14 @@ from strandline.storage.scan import OFFSET_MAX, header_at, scan
 from strandline.types import Offset, PartitionName
 
 AHEAD_BYTES = 16 << 20
-"""How much of a file is read ahead."""
+"""How many bytes of a file are read ahead."""
 LARGE_BYTES = 64 << 10
-"""Smaller batches are not looked at one by one before they are read."""
+"""Batches of this size or more are measured by their headers before they are read."""
 PROOF_BYTES_MAX = 1 << 10
 
 
 def is_here(files: LocalFiles) -> bool:
-    """Whether the broker that lists the files runs on this machine, as somebody we may read."""
+    """Whether the broker that lists the files runs on this machine, and we may read its files."""
     try:
         fd = os.open(files.proof_file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
@@ -62,7 +62,7 @@ def local_cursor(
 
 
 def local_batches(cursor: "Cursor[LocalPartition]") -> Iterator[pa.RecordBatch]:
-    """Yield the cursor's batches; whenever it stops, the cursor is just after the last one yielded.
+    """Yield the cursor's batches; the cursor is always just after the last one yielded.
 
     Raises:
         UnavailableError, CorruptBatchError, DataLossError: the rest cannot be read here.
@@ -73,11 +73,11 @@ def local_batches(cursor: "Cursor[LocalPartition]") -> Iterator[pa.RecordBatch]:
 
 
 class LocalPartition:
-    """A partition as far as it lies in files, read from the beginning to the end.
+    """The part of a partition that is in the listed files, read from the beginning to the end.
 
     Args:
         name: the name of the partition.
-        part: where it lies.
+        part: the list of the files and ranges.
     """
 
     def __init__(self, name: PartitionName, part: LocalPart) -> None:
@@ -91,7 +91,7 @@ class LocalPartition:
         self._files = iter(part.files)
         self._file: _LocalFile | None = None
         self._next_offset = 0
-        """Where the batches that were read end."""
+        """The offset at which the batches read so far end."""
 
     def read(
         self,
@@ -113,15 +113,15 @@ class LocalPartition:
             view = self._next_batches(offset, bytes_max)
             if not self._has_hidden:
                 return pa.py_buffer(view)
-            if pieces := visible_stretches(view, self._counts):
+            if pieces := visible_stretches(view, self._is_committed):
                 return pa.py_buffer(pieces[0] if len(pieces) == 1 else b"".join(pieces))
         return pa.py_buffer(b"")
 
     def find_runs(self, _pattern: str) -> None:
-        """Files are read from the beginning to the end."""
+        """Return None: files are read from the beginning to the end."""
 
-    def _counts(self, producer_id: int, offset: int) -> bool:
-        """Whether a batch of a transaction does."""
+    def _is_committed(self, producer_id: int, offset: int) -> bool:
+        """Whether a transaction's batch is committed."""
         return not any(
             each.start <= offset < each.end for each in self._aborted.get(producer_id, ())
         )
@@ -159,7 +159,7 @@ class _LocalFile:
         except OSError as error:
             raise UnavailableError(f"cannot read {listed.path}: {error.strerror}") from error
         if found.st_ino != listed.inode or not stat.S_ISREG(found.st_mode):
-            raise UnavailableError(f"{listed.path} is another file by now")
+            raise UnavailableError(f"{listed.path} was replaced; read from the broker")
 
     def __del__(self) -> None:
         if self._fd >= 0:
@@ -170,7 +170,7 @@ class _LocalFile:
         return self._position >= self._size
 
     def next_batches(self, bytes_max: int) -> tuple[memoryview, int]:
-        """Whole intact batches, about ``bytes_max`` of them and one at least; where they end."""
+        """Return whole intact batches, about ``bytes_max`` but at least one, and their end."""
         self._ask_ahead()
         view = self._pread(self._position, self._length_ahead(bytes_max))
         run = scan(view, 0, len(view), below=OFFSET_MAX)
@@ -182,7 +182,7 @@ class _LocalFile:
         return view[: run.end], run.next_offset
 
     def _length_ahead(self, bytes_max: int) -> int:
-        """Return the bytes to read next: one batch at least, large ones without overlap."""
+        """Return how many bytes to read next: large batches whole, or ``bytes_max``."""
         length = 0
         left = self._size - self._position
         while length < bytes_max:
@@ -204,7 +204,7 @@ class _LocalFile:
             raise UnavailableError(f"cannot read {self._path}: {error.strerror}") from error
 
     def _ask_ahead(self) -> None:
-        """Read ahead while earlier batches are decoded."""
+        """Ask the system to read ahead while earlier batches are decoded."""
         if self._position + AHEAD_BYTES // 2 >= self._asked:
             start, self._asked = self._asked, self._position + AHEAD_BYTES
             length = self._asked - start

@@ -31,7 +31,7 @@ CRC_FROM = 8
 LENGTH_MAX = 1 << 30
 NO_PRODUCER = -1
 TIMESTAMP_MIN = TimestampNs(-(1 << 63))
-"""Before any time there is."""
+"""The smallest timestamp, before any real time."""
 
 assert HEADER.size == HEADER_BYTES, "the header is as long as its specification says"
 assert HEADER_BYTES % 8 == 0, "columns start aligned"
@@ -46,25 +46,26 @@ class Attributes(IntFlag):
     HEADERS = 2
     NULL_VALUES = 4
     OFFSET_DELTAS = 8
-    """Compaction left gaps; offsets are base offset + delta per record. There may be gaps before
-    the first record and behind the last: the batch stands for the offsets that it had at first."""
+    """Compaction left gaps: each record's offset is base offset + delta. There may be gaps before
+    the first record and after the last, since the batch still covers its original offsets."""
     MESSAGE_IDS = 16
     """At least one record carries a ``Nats-Msg-Id`` header."""
     TRANSACTIONAL = 32
     """The records count only if the transaction of their producer and epoch is committed."""
     MARKER = 64
     """Not for readers: a transaction of this producer and epoch begins here or, with one of the
-    next two, ends. One record without meaning."""
+    next two flags, ends. The batch has one record without meaning."""
     COMMITTED = 128
     ABORTED = 256
     SEALED = 512
     """The columns are encrypted: see ``sealed``."""
     REMOVED = 1024
-    """Not for readers: a filler, for offsets of which compaction has left nothing. One record
-    without meaning."""
+    """Not for readers: a placeholder for offsets whose records compaction has removed. It has one
+    record without meaning."""
     PURGE = 2048
-    """Not for readers: the records of its one record's subject, which may be a pattern, below the
-    offset in its value are removed. In streams with per-subject retention."""
+    """Not for readers: a purge, in streams with per-subject retention. Its one record has a
+    subject, which may be a pattern, and an offset as value: matching records below that are
+    removed."""
 
 
 class BatchHeader(NamedTuple):
@@ -95,16 +96,14 @@ class BatchHeader(NamedTuple):
 
     @property
     def next_offset(self) -> Offset:
-        """The offset after the last that the batch stands for."""
+        """The offset after the last one that the batch covers."""
         return Offset(self.base_offset + self.last_offset_delta + 1)
 
 
 class Extent(NamedTuple):
     """The offsets and times that a batch covers, and its length: all that a log needs of it.
 
-    The encoder of a batch knows them, so the header is not decoded again.
-
-    Whoever has just made a batch knows, and need not decode its header again.
+    The encoder of a batch knows them, so the header need not be decoded again.
     """
 
     base_offset: Offset
@@ -121,7 +120,7 @@ def read_header(buffer: Buffer, position: int = 0) -> BatchHeader:
         CorruptBatchError: too few bytes, wrong magic or version, or impossible lengths.
     """
     if len(buffer) - position < HEADER_BYTES:
-        raise CorruptBatchError("batch header is cut short", position=position)
+        raise CorruptBatchError("batch header is incomplete", position=position)
     header = BatchHeader._make(HEADER.unpack_from(buffer, position))
     if header.magic != MAGIC:
         raise CorruptBatchError("no batch starts here (wrong magic)", position=position)
@@ -135,7 +134,7 @@ def read_header(buffer: Buffer, position: int = 0) -> BatchHeader:
 
 
 def header_of(batch: Buffer) -> BatchHeader:
-    """The header of a batch that was made here: decoded, not checked."""
+    """Decode the header of a batch that was encoded here, without checks."""
     return BatchHeader._make(HEADER.unpack_from(batch))
 
 
@@ -143,12 +142,12 @@ def check_batch(buffer: Buffer, position: int = 0) -> BatchHeader:
     """Decode the header and verify the CRC of the whole batch at ``position``.
 
     Raises:
-        CorruptBatchError: the batch is cut short or any of its bytes is not what was written.
+        CorruptBatchError: the batch is incomplete, or any of its bytes has changed.
     """
     header = read_header(buffer, position)
     end = position + header.length
     if end > len(buffer):
-        raise CorruptBatchError("batch is cut short", position=position)
+        raise CorruptBatchError("batch is incomplete", position=position)
     view = memoryview(buffer)[position + CRC_FROM : end]
     if crc32c(view) != header.crc:
         raise CorruptBatchError("checksum mismatch", position=position)
@@ -156,7 +155,7 @@ def check_batch(buffer: Buffer, position: int = 0) -> BatchHeader:
 
 
 def iter_headers(buffer: Buffer, position: int = 0) -> Iterator[tuple[int, BatchHeader]]:
-    """Walk the whole batches in ``buffer`` from ``position``; a cut last batch ends the walk.
+    """Walk the whole batches in ``buffer`` from ``position``; an incomplete last one ends the walk.
 
     Yields:
         (position, header) per batch, CRC not checked.

@@ -1,7 +1,7 @@
-"""One Arrow batch from many small plain batches, at well under a microsecond each.
+"""Merges many small plain batches into one Arrow batch, in well under a microsecond each.
 
-Batches are 8-byte aligned, so the whole buffer can be seen as arrays of integers and every field
-of every batch be picked at once by its index: Python touches a batch only to slice its values.
+Batches are 8-byte aligned, so the whole buffer can be viewed as arrays of integers, from which one
+index operation picks a field of all batches. Python code runs for a batch only to slice its values.
 Only for batches that ``are_simple``: one subject, values only, not compressed.
 """
 
@@ -28,22 +28,22 @@ _KIND = struct.Struct(f"<I{_SUBJECT_COUNT - _KIND_AT - 4}xH")
 
 @lru_cache(maxsize=1024)
 def single_subject(name: bytes) -> pa.Array:
-    """A dictionary of one subject; kept, since making it takes longer than a column does.
+    """Return a dictionary of one subject; cached, because creating it takes longer than a column.
 
     Raises:
-        CorruptBatchError: it is not UTF-8.
+        CorruptBatchError: the name is not UTF-8.
     """
     subject_text(name)
-    # Not pa.array: from Python objects it imports pandas first, if it is there, for seconds.
+    # Not pa.array: for Python objects it imports pandas first, if installed, for seconds.
     ends = pa.py_buffer(struct.pack("<ii", 0, len(name)))
     return pa.Array.from_buffers(pa.string(), 1, [None, ends, pa.py_buffer(name)])
 
 
 def subject_text(name: bytes) -> str:
-    """A subject as text; other bytes than UTF-8 mean corruption.
+    """Return a subject as text.
 
     Raises:
-        CorruptBatchError: it is not UTF-8.
+        CorruptBatchError: the name is not UTF-8.
     """
     try:
         return name.decode()
@@ -83,7 +83,7 @@ class SmallBatches:
         return bool((kinds == VERSION).all() and (subject_counts == 1).all())
 
     def gather(self, schema: pa.Schema, *, partition: int) -> pa.RecordBatch:
-        """The records of all batches as one Arrow batch.
+        """Return the records of all batches as one Arrow batch.
 
         Args:
             schema: the columns wanted.
@@ -124,18 +124,18 @@ class SmallBatches:
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def _offsets(self, within: Numbers) -> pa.Array:
-        """Each batch's base offset and the place within it."""
+        """Return each record's offset: its batch's base offset plus its index in the batch."""
         numbers = np.repeat(self._words64[(self.at + 16) >> 3], self.counts) + within
         return pa.Array.from_buffers(pa.int64(), self.total, [None, pa.py_buffer(numbers)])
 
     def _timestamps(self, within: Numbers) -> pa.Array:
-        """The timestamps column, which comes first in each batch."""
+        """Return the timestamps column, which comes first in each batch."""
         first = (self.at + HEADER_BYTES) >> 3
         numbers = self._words64[np.repeat(first, self.counts) + within]
         return pa.Array.from_buffers(TIMESTAMP_TYPE, self.total, [None, pa.py_buffer(numbers)])
 
     def _subjects(self, subject_at: Numbers, subject_bytes: Numbers) -> pa.Array:
-        """Dictionary-encoded subjects, one per batch repeated for its records."""
+        """Return dictionary-encoded subjects; each batch's one is repeated for its records."""
         names = [
             bytes(self._view[start : start + size])
             for start, size in zip(subject_at.tolist(), subject_bytes.tolist(), strict=True)
@@ -152,7 +152,7 @@ class SmallBatches:
         return pa.DictionaryArray.from_arrays(numbers, subjects)
 
     def _values(self, within: Numbers, ends_at: Numbers, data_at: Numbers) -> pa.Array:
-        """Values: the bytes joined, the offsets recomputed from each batch's own."""
+        """Return the values: bytes joined, offsets recomputed from each batch's own."""
         first = np.repeat(ends_at >> 2, self.counts) + within
         lengths = self._words32[first + 1] - self._words32[first]
         sizes = self._words32[(ends_at >> 2) + self.counts].astype("<i8")
@@ -168,10 +168,10 @@ class SmallBatches:
         return pa.Array.from_buffers(pa.binary(), self.total, buffers)
 
     def _joined(self, starts: list[int], ends: list[int], size: int) -> pa.Buffer:
-        """The bytes of all ranges, one after the other.
+        """Join the bytes of all ranges.
 
-        A few large ones go into memory of Arrow's pool, which is warm: fresh pages cost more than
-        the copy. Many small ones are joined at once.
+        A few large ranges are copied into Arrow's memory pool, whose pages are in use already:
+        fresh pages cost more than the copy. Many small ranges are joined in one call.
         """
         view = self._view
         if size < JOIN_BYTES_MAX * len(starts):

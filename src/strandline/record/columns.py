@@ -1,7 +1,7 @@
 """Column layout shared by both encoders: in order, each padded to 8 bytes, joined, checksummed.
 
-The layout is in docs/format.md. ``parts`` is a batch in the making: the place of its header, then
-what each column adds. ``seal`` joins it once, in place, and checksums it.
+The layout is in docs/format.md. ``parts`` is a batch while it is encoded: room for its header, then
+the buffers of each column. ``seal`` joins them and adds the checksum.
 """
 
 import struct
@@ -26,14 +26,15 @@ from strandline.record.compression import CODEC_NUMBERS, compress
 from strandline.types import ProducerStamp
 
 Headers = list[tuple[str, bytes]]
-"""Headers of a record: order and repeats are kept."""
+"""Headers of a record, in order; a name may occur several times."""
 
 BATCH_RECORDS_MAX = 65_535
 FILLER_OFFSETS_MAX = 1 << 32
 MESSAGE_ID_HEADER = "Nats-Msg-Id"
 HEADER_NAME_BYTES_MAX = 1024
 MESSAGE_ID_BYTES_MAX = 1024
-"""At every listener, since brokers hand records on to one another."""
+"""The longest message id. The same at every listener, since brokers forward records to each
+other."""
 NOBODY = ProducerStamp(NO_PRODUCER, NO_PRODUCER, NO_PRODUCER)
 """The stamp of records without an idempotent producer."""
 
@@ -54,7 +55,7 @@ class Shape(NamedTuple):
 
 
 class Stamp(NamedTuple):
-    """Fields that the leader adds when it encodes records as a batch."""
+    """Fields that the leader adds when it encodes a batch."""
 
     base_offset: int
     leader_epoch: int
@@ -73,7 +74,7 @@ def put(parts: list[Buffer], data: Buffer) -> None:
 
 
 def put_subjects(parts: list[Buffer], subjects: Sequence[str], count: int) -> tuple[int, int]:
-    """Add the subject dictionary and, if there are several, the indices; return count and bytes."""
+    """Add the subject dictionary and, if it has several, the indices; return count and bytes."""
     first = subjects[0]
     if len(subjects) == 1 or subjects.count(first) == count:
         name = first.encode()
@@ -102,13 +103,13 @@ def put_binary(parts: list[Buffer], values: Sequence[bytes]) -> None:
 
 
 def put_validity(parts: list[Buffer], values: Sequence[object]) -> None:
-    """Add a validity bitmap: bit set where there is a value, least significant first."""
+    """Add a validity bitmap: a bit is set where there is a value, least significant bit first."""
     present = np.fromiter((value is not None for value in values), dtype=bool, count=len(values))
     put(parts, np.packbits(present, bitorder="little").tobytes())
 
 
 def put_headers(parts: list[Buffer], headers: Sequence[Headers | None]) -> int:
-    """Add the header columns; returns MESSAGE_IDS if any record carries one."""
+    """Add the header columns; return the flag MESSAGE_IDS if any record has one, else 0."""
     pairs = [pair for record in headers if record for pair in record]
     offsets = list(accumulate((len(record or ()) for record in headers), initial=0))
     put(parts, struct.pack(f"<{len(offsets)}i", *offsets))
@@ -119,7 +120,7 @@ def put_headers(parts: list[Buffer], headers: Sequence[Headers | None]) -> int:
 
 
 def seal(parts: list[Buffer], stamp: Stamp, shape: Shape) -> bytearray:
-    """Join header and columns (``parts[0]`` is the header's place) and checksum them."""
+    """Join header and columns and add the checksum; ``parts[0]`` is room for the header."""
     codec = CODEC_NUMBERS[stamp.compression]
     if codec:
         packed = compress(b"".join(parts), codec)
@@ -151,5 +152,5 @@ def seal(parts: list[Buffer], stamp: Stamp, shape: Shape) -> bytearray:
 
 
 def as_id(header: bytes) -> str:
-    """A message id as text; different bytes stay different even if they are not UTF-8."""
+    """Return a message id as text; different bytes stay different even if they are not UTF-8."""
     return header.decode(errors="surrogateescape")

@@ -1,8 +1,8 @@
-"""Compression of a batch's columns, with a cap on what comes out.
+"""Compression of a batch's columns, with a limit on the decompressed size.
 
 The stored form is the uncompressed size (u32), the compressed size (u32) and the compressed
 bytes, which padding may follow. The size is checked against ``BODY_BYTES_MAX`` before anything is
-allocated, so a bomb costs nothing. Codecs are Arrow's own, which every reader has.
+allocated, so a decompression bomb does no harm. Codecs are Arrow's own, which every reader has.
 """
 
 import struct
@@ -28,10 +28,10 @@ def decompress(stored: memoryview, codec: int) -> pa.Buffer:
     """Undo ``compress``.
 
     Raises:
-        CorruptBatchError: unknown codec, a size over the cap, or bytes that do not decompress.
+        CorruptBatchError: unknown codec, a size above the limit, or bytes that do not decompress.
     """
     if codec not in _CODECS or len(stored) < _SIZES.size:
-        raise CorruptBatchError(f"unknown codec {codec} or body cut short")
+        raise CorruptBatchError(f"unknown codec {codec}, or incomplete body")
     size, packed_size = _SIZES.unpack_from(stored)
     packed = stored[_SIZES.size : _SIZES.size + packed_size]
     if size > BODY_BYTES_MAX:

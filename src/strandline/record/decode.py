@@ -1,11 +1,11 @@
-"""Batches to Arrow: no copy for a large batch, one gathering pass for a run of small ones.
+"""Decodes batches to Arrow: large ones without a copy, runs of small ones merged in one pass.
 
 A large batch becomes Arrow arrays that point into the caller's buffer (a mapped segment). Small
 batches, such as a slow trickle stored one record at a time, are merged, because an Arrow batch
 costs some 20 µs whatever its size. Both give the same rows (tested).
 
-Rules: the caller has verified checksums. Lengths are still checked, so that no bytes whatever make
-Arrow read outside the buffer.
+Rules: the caller has verified checksums. Lengths are still checked, so that no input makes Arrow
+read outside the buffer.
 """
 
 import functools
@@ -31,8 +31,8 @@ _LONG = struct.Struct("<q")
 SMALL_BYTES = 128 << 10
 """A batch below this is merged with its neighbours."""
 PLAIN_BYTES = 512 << 10
-"""A plain batch below this is merged, too: a group commit's batch of a few hundred KiB costs more
-to send on its own than to copy while its checksum has just brought it into the cache."""
+"""A plain batch below this is merged, too. Sending a batch of a few hundred KiB on its own costs
+more than copying it, since verifying its checksum has just brought it into the cache."""
 MERGED_BYTES = 2 << 20
 """Merging stops at about this many bytes."""
 
@@ -76,7 +76,7 @@ def decode_batches(
 
 
 class DecodedRecord(NamedTuple):
-    """One record of a batch."""
+    """A decoded record of a batch."""
 
     timestamp_ns: int
     subject: str
@@ -86,9 +86,9 @@ class DecodedRecord(NamedTuple):
 
 
 def decode_record(buffer: pa.Buffer, offset: int) -> DecodedRecord | None:
-    """Decode one record of the whole batches in ``buffer``; None: it is not in them.
+    """Decode one record of the whole batches in ``buffer``; None if it is not there.
 
-    It makes no arrays, so it takes a third of the time of ``decode_batches``.
+    No arrays are created, so this takes a third of the time of ``decode_batches``.
 
     Raises:
         CorruptBatchError: as ``decode_batches``.
@@ -104,10 +104,10 @@ def decode_record(buffer: pa.Buffer, offset: int) -> DecodedRecord | None:
 
 
 def walk(view: memoryview) -> list[tuple[int, int]]:
-    """Position and length of each whole batch in ``view``; a cut last batch ends the walk.
+    """Return position and length of each whole batch in ``view``; an incomplete last one ends it.
 
     Raises:
-        CorruptBatchError: no batch where one must begin.
+        CorruptBatchError: no batch begins where one must.
     """
     places: list[tuple[int, int]] = []
     position, size = 0, len(view)
@@ -123,8 +123,9 @@ def walk(view: memoryview) -> list[tuple[int, int]]:
     return places
 
 
-# Many batches have as many records as the one before, and share what says nothing of them: to make
-# it anew takes 3 to 6 µs a batch. Few are kept, because large ones are large.
+# Columns without content depend on the number of records only. Creating them takes 3 to 6 µs a
+# batch, and many batches have as many records as the one before, so the last ones are cached. Only
+# two, because they may be large.
 
 
 @functools.lru_cache(maxsize=2)
@@ -152,7 +153,7 @@ class _Decoder:
         self._partition = partition
 
     def merge(self, run: list[int]) -> Iterator[pa.RecordBatch]:
-        """One Arrow batch for a run of neighbouring small batches, none for none."""
+        """Yield one Arrow batch for a run of neighbouring small batches, unless it is empty."""
         if not run:
             return
         if len(run) == 1:
@@ -166,7 +167,7 @@ class _Decoder:
         yield from table.unify_dictionaries().combine_chunks().to_batches()
 
     def decode(self, position: int) -> pa.RecordBatch:
-        """The Arrow batch of one batch, its columns pointing into the buffer."""
+        """Return a batch as an Arrow batch whose columns point into the buffer."""
         columns = BatchColumns(self._source, position)
         arrays = []
         for name in self._schema.names:
@@ -179,16 +180,16 @@ class _Decoder:
 
 
 class BatchColumns:
-    """The columns of one batch, found once and made into Arrow arrays on demand."""
+    """The columns of one batch: located once, converted into Arrow arrays on demand."""
 
     def __init__(self, source: pa.Buffer, position: int) -> None:
         self.header = header = read_header(memoryview(source), position)
         if header.attributes & Attributes.SEALED:
-            raise CorruptBatchError("the batch is encrypted: it was not opened", position=position)
+            raise CorruptBatchError("the batch is still encrypted", position=position)
         self._count = count = header.record_count
         start, length = position + HEADER_BYTES, header.length - HEADER_BYTES
         if start + length > source.size:
-            raise CorruptBatchError("batch is cut short", position=position)
+            raise CorruptBatchError("batch is incomplete", position=position)
         body = source.slice(start, length)
         if header.codec:
             body = decompress(memoryview(body), header.codec)
@@ -205,7 +206,7 @@ class BatchColumns:
         return bool(self.header.attributes & attribute)
 
     def _take(self, length: int) -> pa.Buffer:
-        """The next ``length`` bytes of the body; moves past their padding."""
+        """Return the next ``length`` bytes of the body, and move past them and their padding."""
         end = self._cursor + length
         if length < 0 or end > self._body.size:
             raise CorruptBatchError("a column is longer than its batch")
@@ -214,21 +215,21 @@ class BatchColumns:
         return taken
 
     def _take_binary(self, *, nullable: bool, count: int | None = None) -> list[pa.Buffer | None]:
-        """Validity, offsets and bytes of a variable-length column."""
+        """Return validity, offsets and bytes of the next variable-length column."""
         rows = self._count if count is None else count
         validity = self._take((rows + 7) // 8) if nullable else None
         offsets = self._take(4 * (rows + 1))
         return [validity, offsets, self._take(self._last_end(offsets))]
 
     def _last_end(self, offsets: pa.Buffer) -> int:
-        """The last of the offsets of a variable-length column, all of which are checked."""
+        """Check the offsets of a variable-length column; return the last one."""
         ends = np.frombuffer(offsets, dtype="<i4")
         if ends[0] != 0 or (ends[1:] < ends[:-1]).any():
             raise CorruptBatchError("offsets of a column do not ascend from 0")
         return int(ends[-1])
 
     def _take_subjects(self) -> None:
-        """The subject dictionary and, with several subjects, the indices."""
+        """Locate the subject dictionary and, with several subjects, the indices."""
         header = self.header
         self._subject_indices: pa.Buffer | None = None
         self._single_subject = b""
@@ -247,7 +248,7 @@ class BatchColumns:
             raise CorruptBatchError("a subject index outside the dictionary")
 
     def _take_headers(self) -> tuple[pa.Buffer, list[pa.Buffer | None], list[pa.Buffer | None]]:
-        """Offsets per record, names and values of the headers."""
+        """Return the headers' offsets per record, names and values."""
         offsets = self._take(4 * (self._count + 1))
         pairs = self._last_end(offsets)
         names = self._take_binary(nullable=False, count=pairs)
@@ -255,7 +256,7 @@ class BatchColumns:
         return offsets, names, values
 
     def offset(self) -> pa.Array:
-        """Offsets, int64."""
+        """Return the offsets, int64."""
         base = self.header.base_offset
         if self._deltas is None:
             numbers = np.arange(base, base + self._count, dtype="<i8")
@@ -264,11 +265,11 @@ class BatchColumns:
         return pa.Array.from_buffers(pa.int64(), self._count, [None, pa.py_buffer(numbers)])
 
     def timestamp(self) -> pa.Array:
-        """Timestamps, ns."""
+        """Return the timestamps, in ns."""
         return pa.Array.from_buffers(TIMESTAMP_TYPE, self._count, [None, self._timestamps])
 
     def subject(self) -> pa.Array:
-        """Subjects, dictionary-encoded."""
+        """Return the subjects, dictionary-encoded."""
         indices = self._subject_indices
         if indices is None:
             only = single_subject(self._single_subject)
@@ -278,17 +279,17 @@ class BatchColumns:
         return pa.DictionaryArray.from_arrays(numbers, names)
 
     def key(self) -> pa.Array:
-        """Keys, null where a record has none."""
+        """Return the keys, null where a record has none."""
         if self._key is None:
             return _no_keys(self._count)
         return pa.Array.from_buffers(pa.binary(), self._count, self._key)
 
     def value(self) -> pa.Array:
-        """Values, null where the record is a tombstone."""
+        """Return the values, null where the record is a tombstone."""
         return pa.Array.from_buffers(pa.binary(), self._count, self._value)
 
     def headers(self) -> pa.Array:
-        """Headers, null where a record has none."""
+        """Return the headers, null where a record has none."""
         if self._headers is None:
             return _no_headers(self._count)
         offsets, names, values = self._headers
@@ -308,16 +309,16 @@ class BatchColumns:
 
 
 class _RecordColumns(BatchColumns):
-    """The columns of which one record is wanted: what of them is used is checked when it is."""
+    """The columns of a batch of which one record is decoded; only the parts used are checked."""
 
     def _last_end(self, offsets: pa.Buffer) -> int:
         return int(_INT.unpack_from(offsets, offsets.size - _INT.size)[0])
 
     def _check_subjects(self, indices: pa.Buffer) -> None:
-        """Check no index that is not used."""
+        """Do nothing: ``record`` checks the one index that it uses."""
 
     def record(self, offset: int) -> DecodedRecord | None:
-        """The record at an offset; None: it was removed."""
+        """Return the record at an offset; None if it was removed."""
         row = offset - self.header.base_offset
         if self._deltas is not None:
             deltas = np.frombuffer(self._deltas, dtype="<i4")

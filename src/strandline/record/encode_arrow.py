@@ -1,6 +1,6 @@
-"""Records to one batch: those that came as an Arrow batch.
+"""Encodes records that arrived as an Arrow batch into one batch.
 
-Columns are copied as they are, but for subjects, which become a dictionary, and headers.
+Columns are copied unchanged, except subjects, which become a dictionary, and headers.
 """
 
 import struct
@@ -37,16 +37,16 @@ def encode_arrow(
     last_offset_delta: int = 0,
     timestamps_ns: pa.Array | None = None,
 ) -> bytearray:
-    """Make one batch of an Arrow batch with column ``value`` and perhaps key, subject, headers.
+    """Encode an Arrow batch with column ``value`` and perhaps key, subject and headers.
 
     Args:
         batch: values and keys of type binary (or string), subjects string or dictionary, headers
             map<string, binary>; 1 to 65,535 rows.
         stamp: offset, epoch, time and compression.
         default_subject: for rows without a subject.
-        offset_deltas: offset of each row minus the base offset, when compaction left gaps.
-        last_offset_delta: with those, the end of what the batch stands for, minus the base offset.
-        timestamps_ns: int64 array, to keep the times of rows that are stored again.
+        offset_deltas: offset of each row minus the base offset, if compaction left gaps.
+        last_offset_delta: with deltas, the last offset that the batch covers minus the base offset.
+        timestamps_ns: int64 array with the times of rows that are stored again; None: the stamp's.
 
     Raises:
         InvalidRecordError: a column of a wrong type.
@@ -99,15 +99,15 @@ def encode_again(
     base_offset: int | None = None,
     attributes: int = 0,
 ) -> bytearray:
-    """A batch of what stays of another's records, at their offsets and times.
+    """Encode the remaining records of a batch, at their offsets and times.
 
-    It stands for the offsets that the other stood for, and has its producer's numbers of those.
+    The new batch covers the same offsets as the old one, and has its producer's sequences.
 
     Args:
-        batch: what stays, all columns; one record at least.
-        header: the header of the other batch.
-        base_offset: from where on; None: from where the other began.
-        attributes: besides those that the columns have.
+        batch: the remaining records, all columns; at least one record.
+        header: the header of the old batch.
+        base_offset: the first offset to cover; None: that of the old batch.
+        attributes: attributes besides those that the columns set.
     """
     base = header.base_offset if base_offset is None else base_offset
     last_delta = header.next_offset - 1 - base
@@ -135,7 +135,7 @@ def encode_again(
 
 
 def _headers_to_lists(headers: pa.Array) -> list[Headers | None]:
-    """Header pairs per row, from a map<string, binary> array."""
+    """Return the header pairs of each row of a map<string, binary> array."""
     if not pa.types.is_map(headers.type):
         raise InvalidRecordError(f"column 'headers' is {headers.type}, not map<string, binary>")
     rows: list[Headers | None] = []
@@ -150,7 +150,7 @@ def _headers_to_lists(headers: pa.Array) -> list[Headers | None]:
 
 
 def _as_binary(column: pa.Array | None, name: str) -> pa.Array | None:
-    """The column as binary with 32-bit offsets; None stays None."""
+    """Return the column as binary with 32-bit offsets; None stays None."""
     if column is None or pa.types.is_binary(column.type):
         return column
     if not _is_bytes_like(column.type):

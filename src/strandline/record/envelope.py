@@ -4,9 +4,9 @@
     4  version u8 (0)        6  flags u8 (bit 0: CRC-32C of the payload at 8..11) · 7  type u8
     then the payload: a protobuf ``EnvelopeMessage`` (type 0) or ``EnvelopeAck`` (type 1)
 
-Rules: big endian. Whatever is not a valid envelope is a plain message, never an error: decoding
-answers None. Every length is checked against the bytes that are there before it is used. The two
-protobuf messages are read and written by hand (``protowire``); a test compares with protobuf.
+Rules: big endian. Bytes that are not a valid envelope are a plain message, never an error: decoding
+returns None. Every length is checked against the bytes that are there before it is used. The two
+protobuf messages are read and written by hand (``protobuf_wire``); a test compares with protobuf.
 """
 
 import struct
@@ -25,7 +25,7 @@ FLAG_CRC = 1
 TYPE_PUBLISH = 0
 TYPE_ACK = 1
 HEADERS_MAX = 4096
-"""Most headers one message may carry."""
+"""The most headers that one message may carry."""
 
 _CRC = struct.Struct(">I")
 _PLAIN_PREFIX = MAGIC + bytes((VERSION, PLAIN_HEADER_BYTES, 0))
@@ -112,7 +112,7 @@ _ACK: Fields = {
 
 
 def decode_message(payload: bytes) -> EnvelopeMessage | None:
-    """The message in a publish envelope, or None if ``payload`` is not a valid one."""
+    """Return the message in a publish envelope; None if ``payload`` is not a valid one."""
     body = _open_envelope(payload, TYPE_PUBLISH)
     if body is None:
         return None
@@ -123,7 +123,7 @@ def decode_message(payload: bytes) -> EnvelopeMessage | None:
 
 
 def decode_ack(payload: bytes) -> EnvelopeAck | None:
-    """The ack in an ack envelope, or None if ``payload`` is not a valid one."""
+    """Return the ack in an ack envelope; None if ``payload`` is not a valid one."""
     body = _open_envelope(payload, TYPE_ACK)
     if body is None:
         return None
@@ -134,7 +134,7 @@ def decode_ack(payload: bytes) -> EnvelopeAck | None:
 
 
 def encode_message(message: EnvelopeMessage, *, with_crc: bool = False) -> bytes:
-    """A publish envelope, as a Liftbridge client writes it."""
+    """Encode a publish envelope, as a Liftbridge client does."""
     body = _encode(message, _MESSAGE)
     if not with_crc:
         return _PLAIN_PREFIX + bytes((TYPE_PUBLISH,)) + body
@@ -143,19 +143,19 @@ def encode_message(message: EnvelopeMessage, *, with_crc: bool = False) -> bytes
 
 
 def encode_ack(ack: EnvelopeAck) -> bytes:
-    """An ack envelope, as a Liftbridge server writes it."""
+    """Encode an ack envelope, as a Liftbridge server does."""
     return _PLAIN_PREFIX + bytes((TYPE_ACK,)) + _encode(ack, _ACK)
 
 
 def _open_envelope(payload: bytes, kind: int) -> bytes | None:
-    """The payload of an envelope of the given type, or None if it is not one."""
+    """Return the payload of an envelope of the given type; None if it is not one."""
     if len(payload) < PLAIN_HEADER_BYTES or not payload.startswith(MAGIC):
         return None
     version, header_bytes, flags, found_kind = payload[4:PLAIN_HEADER_BYTES]
     if version != VERSION or found_kind != kind:
         return None
     if not flags & FLAG_CRC:
-        # Go panics on a header length beyond the message; any but the specified one is plain.
+        # A header length other than the specified one makes this a plain message, not an error.
         return payload[PLAIN_HEADER_BYTES:] if header_bytes == PLAIN_HEADER_BYTES else None
     if header_bytes != CRC_HEADER_BYTES or len(payload) < CRC_HEADER_BYTES:
         return None
@@ -165,7 +165,7 @@ def _open_envelope(payload: bytes, kind: int) -> bytes | None:
 
 
 def _encode(message: EnvelopeMessage | EnvelopeAck, fields: Fields) -> bytes:
-    """The protobuf bytes of a message, fields in ascending order, defaults left out."""
+    """Return the protobuf bytes of a message: fields in ascending order, defaults left out."""
     out = bytearray()
     for number, (name, scalar) in fields.items():
         put_field(out, number, scalar=scalar, value=getattr(message, name))

@@ -8,5 +8,5 @@ import zlib
 
 
 def partition_of(data: bytes, partitions: int) -> int:
-    """The partition of a record whose key or subject is ``data``, in ``range(partitions)``."""
+    """Return the partition of a record whose key or subject is ``data``."""
     return zlib.crc32(data) % partitions

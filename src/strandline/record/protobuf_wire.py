@@ -1,8 +1,8 @@
-"""Protobuf's wire format, as much as flat messages need: varints, bytes, strings, one map.
+"""The part of Protobuf's wire format that flat messages need: varints, bytes, strings, one map.
 
-Rules: strict and bounded. A varint has at most ten bytes, a length never exceeds what is left, a
-string is UTF-8, groups are rejected, the last of repeated scalars wins. Unknown fields are skipped,
-and so is a known one of another wire type, as protobuf does. Anything else is a ``WireError``.
+Rules: strict and bounded. A varint has at most ten bytes, a length never exceeds the remaining
+bytes, a string is UTF-8, groups are rejected, the last of repeated scalars wins. As in protobuf,
+unknown fields and known ones of another wire type are skipped. Anything else is a ``WireError``.
 Must not know the messages it decodes.
 """
 
@@ -36,10 +36,10 @@ Fields = Mapping[int, tuple[str, Scalar]]
 
 
 def read_varint(data: bytes, position: int) -> tuple[int, int]:
-    """An unsigned varint (modulo 2^64) and the position behind it.
+    """Return an unsigned varint (modulo 2^64) and the position after it.
 
     Raises:
-        WireError: cut short or longer than ten bytes.
+        WireError: the varint is incomplete, or longer than ten bytes.
     """
     value = shift = 0
     for index in range(position, min(position + VARINT_BYTES_MAX, len(data))):
@@ -48,7 +48,7 @@ def read_varint(data: bytes, position: int) -> tuple[int, int]:
         if byte < 0x80:
             return value & _MASK64, index + 1
         shift += 7
-    raise WireError("varint is cut short or too long")
+    raise WireError("varint is incomplete or too long")
 
 
 def put_varint(out: bytearray, value: int) -> None:
@@ -64,7 +64,7 @@ def read_fields(data: bytes, fields: Fields, *, entries_max: int) -> dict[str, A
     """Decode a message.
 
     Args:
-        data: the message, nothing else.
+        data: the bytes of the message.
         fields: the known fields; others are skipped.
         entries_max: most entries of its map.
 
@@ -101,7 +101,7 @@ def read_fields(data: bytes, fields: Fields, *, entries_max: int) -> dict[str, A
 
 
 def _read_value(data: bytes, position: int, wire_type: int) -> tuple[Any, int]:
-    """The raw value (int for a varint, else bytes) at ``position`` and the position behind it."""
+    """Return the raw value at ``position`` (int for a varint, else bytes), and where it ends."""
     if wire_type == _VARINT:
         return read_varint(data, position)
     if wire_type == _LENGTH:
@@ -112,12 +112,12 @@ def _read_value(data: bytes, position: int, wire_type: int) -> tuple[Any, int]:
         raise WireError(f"unknown wire type {wire_type}")
     end = position + length
     if end > len(data):
-        raise WireError("field is cut short")
+        raise WireError("field is incomplete")
     return data[position:end], end
 
 
 def _convert(raw: Any, scalar: Scalar) -> int | bytes | str:
-    """The Python value of a raw scalar."""
+    """Return the Python value of a raw scalar."""
     if scalar is Scalar.INT:
         number = int(raw)
         return number - (1 << 64) if number & _SIGN64 else number
@@ -133,13 +133,13 @@ _ENTRY: Fields = {1: ("key", Scalar.STRING), 2: ("value", Scalar.BYTES)}
 
 
 def _read_entry(raw: bytes) -> tuple[str, bytes]:
-    """A map entry; absent parts are empty."""
+    """Decode a map entry; an absent key or value is empty."""
     entry = read_fields(raw, _ENTRY, entries_max=0)
     return entry.get("key", ""), entry.get("value", b"")
 
 
 def put_field(out: bytearray, number: int, *, scalar: Scalar, value: Any) -> None:
-    """Append a field; nothing if the value is the default, as proto3 has it."""
+    """Append a field; as in proto3, nothing if the value is the default."""
     if scalar is Scalar.ENTRIES:
         for key, content in value:
             entry = bytearray()

@@ -30,7 +30,7 @@ COLUMNS: tuple[str, ...] = tuple(RECORD_SCHEMA.names)
 
 
 def project(columns: Sequence[str] | None, *, with_partition: bool = False) -> pa.Schema:
-    """The schema of a read that asks for ``columns`` (None: all), in the order asked.
+    """Return the schema of a read that asks for ``columns`` (None: all), in that order.
 
     ``partition`` may be asked for by name; it comes first when ``with_partition`` adds it.
 
@@ -45,7 +45,7 @@ def project(columns: Sequence[str] | None, *, with_partition: bool = False) -> p
 
 @lru_cache(maxsize=256)
 def _schema_of(names: tuple[str, ...]) -> pa.Schema:
-    """Return the projection of ``project``, cached because a read asks for it at every batch."""
+    """Return the schema of ``project``; cached, because a read needs it for every batch."""
     unknown = [name for name in names if name not in COLUMNS and name != "partition"]
     if unknown:
         valid = ", ".join(("partition", *COLUMNS))

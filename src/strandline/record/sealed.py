@@ -4,11 +4,10 @@
     76  nonce, 12 bytes · salt, 16 bytes
    104  the columns, encrypted; then a tag of 16 bytes
 
-Rules: the header stays readable, because brokers order, index, replicate and recover by it; it is
-what the tag vouches for besides the columns, all of it but magic and checksum. The checksum covers
-the stored bytes as in any batch, so corruption is found without a key. Codec, counts and subject
-bytes describe the columns before they were sealed. This module knows where what lies, not how it is
-encrypted: that is ``encryption``'s.
+Rules: the header stays readable, because brokers order, index, replicate and recover by it. The tag
+authenticates the header, too, except magic and checksum. The checksum covers the stored bytes as in
+any batch, so corruption is found without a key. Codec, counts and subject bytes describe the
+columns before they were sealed. This module knows the layout; ``encryption`` encrypts and decrypts.
 """
 
 import struct
@@ -32,7 +31,7 @@ TAG_BYTES: Final = 16
 _SEAL = struct.Struct(f"<I{NONCE_BYTES}s{SALT_BYTES}s")
 COLUMNS_AT: Final = HEADER_BYTES + _SEAL.size
 SEAL_BYTES: Final = _SEAL.size + TAG_BYTES
-"""How much longer sealing makes a batch."""
+"""How many bytes sealing adds to a batch."""
 _CRC = struct.Struct("<I")
 _CRC_AT = 4
 _LENGTH = struct.Struct("<I")
@@ -40,7 +39,7 @@ _LENGTH_AT = 8
 _ATTRIBUTES = struct.Struct("<H")
 _ATTRIBUTES_AT = 14
 _SEALED = int(Attributes.SEALED)
-"""A plain number: flags take longer to combine than a small batch to encrypt."""
+"""A plain int, because combining flags takes longer than encrypting a small batch."""
 
 assert SEAL_BYTES % 8 == 0, "sealed batches stay aligned"
 
@@ -54,24 +53,24 @@ class Seal(NamedTuple):
 
 
 class Sealer(Protocol):
-    """Seals and opens the batches of one partition; any thread."""
+    """Seals (encrypts) and decrypts the batches of one partition; any thread."""
 
     def why_not(self) -> StrandlineError | None:
-        """Why nothing can be sealed now, or None."""
+        """Return why nothing can be sealed now; None if it can."""
         ...
 
     def seal(self, batch: Buffer) -> bytearray:
-        """A batch that was just encoded, sealed."""
+        """Return a batch, which was just encoded, sealed."""
         ...
 
-    def open(self, buffer: Buffer) -> pa.Buffer:
-        """The batches in a buffer as they were before they were sealed.
+    def decrypt(self, buffer: Buffer) -> pa.Buffer:
+        """Return the batches in a buffer as they were before they were sealed.
 
-        At least the first; those from one on that does not open are left to the next call.
+        If one that is not the first cannot be decrypted, only those before it are returned.
 
         Raises:
-            UnavailableError: the key is not here, most often an ``EncryptionKeyError``.
-            DecryptionError: the first batch is not what was sealed with it.
+            UnavailableError: the key is not available, most often an ``EncryptionKeyError``.
+            DecryptionError: the first batch is not encrypted, or was changed.
         """
         ...
 
@@ -82,7 +81,7 @@ def is_sealed(header: BatchHeader) -> bool:
 
 
 def sealed_frame(batch: Buffer, seal: Seal) -> bytearray:
-    """Header and seal of a sealed batch, its columns still to be filled in."""
+    """Return a sealed batch with header and seal, and room for its columns."""
     frame = bytearray(len(batch) + SEAL_BYTES)
     frame[:HEADER_BYTES] = batch[:HEADER_BYTES]
     (attributes,) = _ATTRIBUTES.unpack_from(batch, _ATTRIBUTES_AT)
@@ -93,28 +92,28 @@ def sealed_frame(batch: Buffer, seal: Seal) -> bytearray:
 
 
 def read_seal(sealed: memoryview) -> Seal:
-    """The seal of a sealed batch.
+    """Return the seal of a sealed batch.
 
     Raises:
-        CorruptBatchError: it is too short to have one.
+        CorruptBatchError: the batch is too short to have a seal.
     """
     if len(sealed) < HEADER_BYTES + SEAL_BYTES:
-        raise CorruptBatchError("a sealed batch is cut short")
+        raise CorruptBatchError("a sealed batch is incomplete")
     return Seal._make(_SEAL.unpack_from(sealed, HEADER_BYTES))
 
 
-def vouched_for(sealed: Buffer) -> bytes:
-    """The bytes in clear that the tag covers too: the header without magic and checksum."""
+def associated_data(sealed: Buffer) -> bytes:
+    """Return the clear bytes that the tag authenticates: the header without magic and checksum."""
     return bytes(sealed[CRC_FROM:HEADER_BYTES])
 
 
 def put_checksum(batch: bytearray | memoryview) -> None:
-    """Note the checksum of a batch that is complete."""
+    """Write the checksum into a complete batch."""
     _CRC.pack_into(batch, _CRC_AT, crc32c(memoryview(batch)[CRC_FROM:]))
 
 
-def put_open_header(target: memoryview, sealed: memoryview) -> None:
-    """The header of a batch that was opened; its columns are in ``target`` already."""
+def put_plain_header(target: memoryview, sealed: memoryview) -> None:
+    """Write the header of a decrypted batch, whose columns are in ``target`` already."""
     target[:HEADER_BYTES] = sealed[:HEADER_BYTES]
     (attributes,) = _ATTRIBUTES.unpack_from(sealed, _ATTRIBUTES_AT)
     _LENGTH.pack_into(target, _LENGTH_AT, len(target))

@@ -19,14 +19,14 @@ _FORBIDDEN = re.compile(r"[\x00-\x20\x7f]")
 
 TargetT = TypeVar("TargetT")
 _Entries = tuple[tuple[int, TargetT], ...]
-"""Targets, each with its number in the order in which they were added."""
+"""Targets, each with its number in the order of addition."""
 
 
 def validate_subject(subject: str, *, wildcards: bool = False) -> None:
-    """Check that ``subject`` is one that may be published to or, with ``wildcards``, bound.
+    """Check a subject to publish to or, with ``wildcards``, a pattern.
 
     Raises:
-        InvalidSubjectError: it is malformed; the message says how.
+        InvalidSubjectError: the subject is malformed; the message says how.
     """
     if not isinstance(subject, str):
         raise InvalidSubjectError(f"a subject is text, got {str(subject)[:80]!r}")
@@ -62,7 +62,7 @@ def _encoded(subject: str) -> bytes:
 
 
 def _check_wildcards(shown: str, tokens: list[str], *, allowed: bool) -> None:
-    """Check the ``*`` and ``>`` of a subject that has some."""
+    """Check the ``*`` and ``>`` of a subject that has wildcards."""
     if not allowed:
         raise InvalidSubjectError(f"subject '{shown}' contains a wildcard; publish to a plain one")
     if ">" in tokens[:-1]:
@@ -93,7 +93,7 @@ def subject_matches(pattern: str, subject: str) -> bool:
     if pattern[0] in "*>" and is_reserved(subject):
         return False
     if pattern[-2:] == ".>" and "*" not in pattern:
-        return subject.startswith(pattern[:-1])  # most patterns, such as all keys of a bucket
+        return subject.startswith(pattern[:-1])  # the fast path of most patterns
     wanted, tokens = pattern.split("."), subject.split(".")
     if wanted[-1] == ">":
         wanted = wanted[:-1]
@@ -120,9 +120,9 @@ def subjects_overlap(one: str, other: str) -> bool:
 
 
 def subject_covers(pattern: str, asked: str) -> bool:
-    """Whether every subject that ``asked`` matches is one that ``pattern`` matches.
+    """Whether ``pattern`` matches every subject that ``asked`` matches.
 
-    Both are valid; ``asked`` is a pattern too, or a plain subject.
+    Both are valid; ``asked`` is a pattern or a plain subject.
     """
     if not has_wildcard(asked):
         return subject_matches(pattern, asked)
@@ -146,7 +146,7 @@ class _Node(Generic[TargetT]):
 
     def __init__(self) -> None:
         self.children: dict[str, _Node[TargetT]] = {}
-        # Replaced, never changed in place: other threads may be reading them.
+        # These tuples are replaced, never changed in place: other threads may be reading them.
         self.ending: _Entries[TargetT] = ()
         """Targets of patterns that end here."""
         self.open_ending: _Entries[TargetT] = ()
@@ -208,19 +208,19 @@ class SubjectRouter(Generic[TargetT]):
                 del parent.children[token]
 
     def match(self, subject: str) -> list[TargetT]:
-        """Targets of the patterns that match a plain subject, in the order they were given."""
+        """Return the targets of patterns that match a plain subject, in the order of addition."""
         found = list(self._plain.get(subject, ()))
         found += self._match_wildcards(subject)
         found.sort(key=lambda entry: entry[0])
         return [target for _, target in found]
 
     def overlapping(self, pattern: str) -> list[TargetT]:
-        """Targets of the patterns that match a subject which this one matches, too."""
+        """Return the targets of patterns that overlap with this one."""
         if not has_wildcard(pattern):
             return self.match(pattern)
         tokens = pattern.split(".")
         found = list(_overlapping(self._root, tokens))
-        # Plain subjects are not in the trie: each would cost as much memory as its tokens.
+        # Plain subjects are not in the trie, where each would need memory for every token.
         for subject, entries in list(self._plain.items()):
             if subject_matches(pattern, subject):
                 found += entries
@@ -256,12 +256,12 @@ def _without(entries: _Entries[TargetT], target: TargetT) -> _Entries[TargetT]:
 def _overlapping(
     node: _Node[TargetT], tokens: list[str], place: int = 0
 ) -> Iterator[tuple[int, TargetT]]:
-    """Yield entries below a node whose patterns overlap with the tokens from a position on."""
+    """Yield the entries below a node whose patterns overlap with ``tokens`` from ``place`` on."""
     if place == len(tokens):
         yield from node.ending
         return
     wanted = tokens[place]
-    # The first token marks NATS' own subjects, which no leading wildcard matches.
+    # No leading wildcard matches the first token of a reserved subject.
     is_first_reserved = place == 0 and is_reserved(wanted)
     if not is_first_reserved:
         yield from node.open_ending
@@ -275,7 +275,7 @@ def _overlapping(
 
 
 def _below(node: _Node[TargetT]) -> Iterator[tuple[int, TargetT]]:
-    """All entries at a node and below."""
+    """Yield all entries at a node and below."""
     yield from node.ending
     yield from node.open_ending
     for child in list(node.children.values()):

@@ -1,4 +1,4 @@
-"""The filter for the batches that readers may see: nothing hidden, and nothing aborted.
+"""The filter for the batches that readers may see: neither hidden nor aborted ones.
 
 Must not know how transactions end.
 """
@@ -10,25 +10,25 @@ from typing import Final
 from strandline.record.batch import Attributes
 
 _PARTS: Final = struct.Struct("<8xIxxHq32xq")
-"""Length, attributes, base offset, producer id."""
+"""The header fields that decide: length, attributes, base offset, producer id."""
 _HIDDEN: Final = int(Attributes.MARKER | Attributes.REMOVED | Attributes.PURGE)
 _SPECIAL: Final = int(_HIDDEN | Attributes.TRANSACTIONAL)
 
-Counts = Callable[[int, int], bool]
-"""Whether the batch of a transaction counts, by its producer's id and its base offset."""
+IsCommitted = Callable[[int, int], bool]
+"""Whether a transaction's batch is committed, given its producer's id and its base offset."""
 
 
-def always_counts(_producer_id: int, _base_offset: int) -> bool:
+def always_committed(_producer_id: int, _base_offset: int) -> bool:
     """Return True: without transactions every record is visible."""
     return True
 
 
-def visible_stretches(batches: memoryview, counts: Counts) -> list[memoryview]:
-    """The stretches of whole batches that readers may see.
+def visible_stretches(batches: memoryview, is_committed: IsCommitted) -> list[memoryview]:
+    """Return the stretches of whole batches that readers may see.
 
     Args:
         batches: whole and intact, in order.
-        counts: asked of the batches of transactions.
+        is_committed: called for each batch of a transaction.
     """
     unpack, size = _PARTS.unpack_from, len(batches)
     pieces: list[memoryview] = []
@@ -36,7 +36,7 @@ def visible_stretches(batches: memoryview, counts: Counts) -> list[memoryview]:
     while position < size:
         length, attributes, base, producer_id = unpack(batches, position)
         end = position + length
-        if attributes & _SPECIAL and (attributes & _HIDDEN or not counts(producer_id, base)):
+        if attributes & _SPECIAL and (attributes & _HIDDEN or not is_committed(producer_id, base)):
             if start < position:
                 pieces.append(batches[start:position])
             start = end

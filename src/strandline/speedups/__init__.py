@@ -4,7 +4,7 @@
 same for the same arguments, malformed ones included: tests/property/test_speedups.py compares them.
 A new function is written in both, named twice below, and compared there.
 
-Rules: built-in types in, built-in types out; nothing of the broker is known here.
+Rules: built-in types in, built-in types out. Must not know the broker.
 """
 
 import importlib
@@ -22,7 +22,7 @@ split_messages = pure.split_messages
 
 if not os.environ.get("STRANDLINE_PURE_PYTHON"):
     try:
-        # By name: linters and type checkers see no module where there is no Python file.
+        # Imported by name, because linters and type checkers find no Python file of this module.
         _compiled = importlib.import_module("strandline.speedups._compiled")
         ack_lines, delivery_frames, plain_acks, split_messages = (
             _compiled.ack_lines,
@@ -32,4 +32,4 @@ if not os.environ.get("STRANDLINE_PURE_PYTHON"):
         )
         IS_COMPILED = True
     except (ImportError, AttributeError):
-        pass  # installed without a compiler, or built before one of them was added
+        pass  # built without a compiler, or before one of the functions was added

@@ -11,7 +11,7 @@ from libc.string cimport memcmp, memcpy
 
 
 cdef Py_ssize_t _put(bytes target, Py_ssize_t at, bytes piece) except -1:
-    """Copy a piece into new bytes that nobody else has seen yet; return where it ends."""
+    """Copy a piece into bytes that are being built, at a position; return where it ends."""
     cdef Py_ssize_t size = len(piece)
     if at < 0 or size > len(target) - at:
         raise IndexError("a piece does not fit")
@@ -20,7 +20,7 @@ cdef Py_ssize_t _put(bytes target, Py_ssize_t at, bytes piece) except -1:
 
 
 cdef bytes _cut(bytes data, Py_ssize_t start, Py_ssize_t stop):
-    """Copy a part."""
+    """Return a copy of a part."""
     if not 0 <= start <= stop <= len(data):
         raise IndexError("no such part")
     return PyBytes_FromStringAndSize(PyBytes_AS_STRING(data) + start, stop - start)
@@ -37,7 +37,7 @@ cdef bint _is_at(bytes data, Py_ssize_t start, Py_ssize_t stop, bytes piece) exc
 
 
 cdef Py_ssize_t _put_number(bytes target, Py_ssize_t at, long long number) except -1:
-    """Write a number that is not negative in decimal digits; return where it ends."""
+    """Write a non-negative number in decimal digits; return where it ends."""
     cdef Py_ssize_t end = at + _digits(number)
     cdef Py_ssize_t place = end
     if at < 0 or end > len(target):
@@ -74,8 +74,8 @@ def ack_lines(
     cdef Py_ssize_t fixed = len(operation) + len(b" \r\n\r\n") + around
     cdef Py_ssize_t number, size = 0, at = 0
     cdef bytes lines, reply, sid
-    # Twice the same walk, to allocate once; both sequences are made tuples, which cannot change
-    # between the walks.
+    # The first walk computes the size, so that the second allocates once. Both sequences are
+    # converted to tuples, which cannot change between the walks.
     cdef tuple to = tuple(replies)
     cdef tuple by = tuple(sids) if sids is not None else None
     if by is not None and len(by) < count:
@@ -123,7 +123,7 @@ cdef struct Words:
 
 
 cdef Py_ssize_t _line_end(bytes data, Py_ssize_t position, Py_ssize_t line_max) except -2:
-    """Return where a line that begins at a position ends; -1: not within the limit."""
+    """Return where a line that begins at a position ends; -1 if not within the limit."""
     cdef Py_ssize_t last = min(len(data) - 2, position + line_max)
     while position <= last:
         if data[position] == 13 and data[position + 1] == 10:
@@ -133,7 +133,7 @@ cdef Py_ssize_t _line_end(bytes data, Py_ssize_t position, Py_ssize_t line_max) 
 
 
 cdef int _split_line(bytes data, Py_ssize_t position, Py_ssize_t stop, Words *words) except -1:
-    """Find the words between two positions, as ``bytes.split`` does; 0: there are too many."""
+    """Find the words between two positions, as ``bytes.split`` does; return 0 if too many."""
     cdef unsigned char byte
     cdef bint is_within = False
     words.count = 0
@@ -156,7 +156,7 @@ cdef int _split_line(bytes data, Py_ssize_t position, Py_ssize_t stop, Words *wo
 
 
 cdef long long _number(bytes data, Py_ssize_t start, Py_ssize_t stop) except -2:
-    """Return the number that a word is; -1: it is none, or too long."""
+    """Return a word's number; -1 if it is not a number, or too long."""
     cdef long long number = 0
     if not 0 < stop - start < DIGITS_MAX:
         return -1
@@ -216,7 +216,7 @@ def split_messages(
         stop = start + <Py_ssize_t> size
         if data[stop] != 13 or data[stop + 1] != 10:
             break
-        # Most messages have the subject and the sid of the one before: one object does for all.
+        # Most messages have the same subject and sid as the previous one: share the objects.
         if subject is None or not _is_at(data, words.start[0], words.stop[0], subject):
             subject = _cut(data, words.start[0], words.stop[0])
         if not is_published and not _is_at(data, words.start[1], words.stop[1], sid):
@@ -241,7 +241,7 @@ def delivery_frames(
 ):
     cdef bytes plain, with_headers
     plain, with_headers = operations
-    # Tuples cannot change between the two walks, of which the first finds out the size.
+    # The first walk computes the size. Tuples cannot change between the two walks.
     cdef tuple before = tuple(lefts)
     cdef tuple after = tuple(rights)
     cdef tuple sequences, times, blocks, payloads
@@ -306,7 +306,7 @@ def plain_acks(messages not None, frozenset payloads not None):
                 return None
             starts[number], stops[number] = position, end
             position -= 1
-        # Most acknowledge the same consumer as the one before.
+        # Most messages acknowledge the same consumer as the previous one.
         if beginning is None or not _is_at(subject, 0, position, beginning):
             beginning = _cut(subject, 0, position)
             several = found.setdefault(beginning, [])
@@ -315,6 +315,6 @@ def plain_acks(messages not None, frozenset payloads not None):
 
 
 cdef object _whole(bytes data, Py_ssize_t start, Py_ssize_t stop):
-    """Return the number that some digits are, however large."""
+    """Return the number of some digits, however large."""
     cdef long long number = _number(data, start, stop)
     return number if number >= 0 else int(_cut(data, start, stop))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 DIGITS_MAX: Final = 19
-"""Numbers with as many digits are not read: they are above any limit."""
+"""Numbers with this many digits or more are rejected unread: they exceed every limit."""
 _ACK_NUMBERS: Final = re.compile(
     rb"\.[0-9]{1,20}\.([0-9]{1,20})\.([0-9]{1,20})\.[0-9]{1,20}\.[0-9]{1,20}"
 )
@@ -20,13 +20,13 @@ def ack_lines(
     after: bytes,
     sequence: int,
 ) -> bytes:
-    """Return the protocol lines that acknowledge consecutive records.
+    """Return the NATS protocol lines that acknowledge consecutive records.
 
     Args:
-        operation: with the space after it, such as ``MSG``.
+        operation: the operation with the space after it, such as ``MSG``.
         replies: the reply subject of each record; None: it is not acknowledged.
-        sids: the subscription that receives each reply, None if there is none; or None for all, of
-            an operation without sids.
+        sids: the id of the subscription that receives each reply, None if nobody does. None
+            instead of a list: the operation has no sids.
         before: the payload up to the sequence.
         after: the payload after the sequence.
         sequence: the sequence of the first record, below 2^63 as that of the last.
@@ -58,21 +58,21 @@ def split_messages(
     payload_max: int,
     count_max: int,
 ) -> int:
-    """Append the messages of NATS protocol bytes to a list, until something else comes.
+    """Parse messages from NATS protocol bytes and append them to a list, up to the first other one.
 
     Args:
         data: the bytes.
         position: where an operation begins.
-        messages: gets (subject, sid, reply, header block, payload) of each message; sid is empty
-            if there is none, reply and header block are None where absent or empty.
+        messages: receives (subject, sid, reply, header block, payload) of each message; sid is
+            empty if there is none, reply and header block are None if absent or empty.
         is_published: whether messages are PUB and HPUB, which have no sid, or MSG and HMSG.
         line_max: the longest line.
         payload_max: the largest payload, headers included, below 2^62.
         count_max: the most entries of ``messages``.
 
     Returns:
-        Where it stopped: at an incomplete or malformed message, at an operation that is no message
-        or not written in capitals with one space after it, or at the end.
+        Where parsing stopped: at the end, at an incomplete or malformed message, or at an operation
+        that is no message, or that is not written in capitals with one space after it.
     """
     plain, words_min = (b"PUB ", 2) if is_published else (b"MSG ", 3)
     end, size_word, size = len(data), b"", 0
@@ -93,7 +93,7 @@ def split_messages(
         extra = len(words) - words_min
         if not 0 <= extra <= 1:
             break
-        if words[-1] != size_word:  # most messages are as large as the one before
+        if words[-1] != size_word:  # most messages are as large as the previous one
             if not _is_number(words[-1]):
                 break
             size_word = words[-1]
@@ -112,7 +112,7 @@ def split_messages(
 
 
 def _is_number(word: bytes) -> bool:
-    """Return whether a word is a number that is not too long to be read."""
+    """Return whether a word is a number of fewer than ``DIGITS_MAX`` digits."""
     return len(word) < DIGITS_MAX and word.isdigit()
 
 
@@ -128,12 +128,13 @@ def delivery_frames(
     """Return the frames that deliver a run of records, each with a reply subject of its own.
 
     Args:
-        operations: with the space after it, of a record without headers and of one with headers.
-        lefts: what comes before the numbers in a frame's line; taken in turns.
-        rights: what comes after them, before the sizes; taken in turns.
-        columns: of the records: sequences, times in nanoseconds, header blocks, payloads.
+        operations: the operation of a record without headers and that of one with headers, each
+            with the space after it.
+        lefts: the parts of a frame's line before the numbers; taken in turn.
+        rights: the parts after the numbers, before the sizes; taken in turn.
+        columns: sequences, times in nanoseconds, header blocks and payloads of the records.
         first: the number of the first delivery; the others follow it.
-        pending: how many records follow the first one; each of the others is followed by one less.
+        pending: how many records follow the first one; one fewer for each of the others.
     """
     plain, with_headers = operations
     frames: list[bytes] = []
@@ -151,16 +152,16 @@ def delivery_frames(
 def plain_acks(
     messages: Sequence[Any], payloads: frozenset[bytes]
 ) -> dict[bytes, list[tuple[int, int]]] | None:
-    """Return the second and the third of the five numbers that end each message's subject.
+    """Return stream sequence and delivery number of each message if all are plain acks.
 
     Args:
         messages: as ``split_messages`` returns them.
-        payloads: those that a plain acknowledgement has.
+        payloads: the payloads that a plain acknowledgement may have.
 
     Returns:
-        The numbers by what is before them in the subject, in order. None: a message is no plain
-        acknowledgement. It has a reply subject, another payload, or a subject without five numbers
-        of at most 20 digits, with a dot before each.
+        The two numbers of each message, in order, by the part of the subject before its five last
+        tokens. These must be numbers of at most 20 digits; the two are the second and the third.
+        None if a message has a reply subject, another payload, or a subject without such numbers.
     """
     found: dict[bytes, list[tuple[int, int]]] = {}
     for subject, _, reply, _, payload in messages:

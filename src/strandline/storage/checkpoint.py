@@ -1,4 +1,4 @@
-"""Checkpoints: how far segments are durable, so that the journal before that is not needed.
+"""Checkpoints: the durable part of each log's segments, for which no journal is needed.
 
 Rules: the file is replaced atomically and has a checksum. Segments are synced before a checkpoint
 names them, and the journal is recycled only after the checkpoint is durable. A checkpoint is taken
@@ -28,14 +28,14 @@ class LogCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     segment_base: Offset
     """Base offset of the active segment."""
     position: Position
-    """Bytes of it that are durable."""
+    """How many bytes of the active segment are durable."""
     log_start_offset: Offset
     log_end_offset: Offset
     first_timestamp: TimestampNs
-    """Of the active segment, for rolling by age."""
+    """The first timestamp of the active segment, for rolling by age."""
     max_timestamp: TimestampNs
     truncations: int = 0
-    """The number of truncations of the log until then (``truncation_marker``)."""
+    """The number of truncations of the log so far (``truncation_marker``)."""
 
 
 NEW_LOG = LogCheckpoint(

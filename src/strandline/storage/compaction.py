@@ -1,15 +1,15 @@
-"""Compaction: only the newest record of each key is kept, and none of a deleted key.
+"""Compaction: keeps only the newest record of each key, and none of a deleted key.
 
-Of a stream that limits the records of a subject, those that ``subject_history`` keeps are kept.
+In a stream that limits the records of a subject it keeps those that ``subject_history`` keeps.
 
 Rules: only sealed segments below a checkpoint are rewritten, one file each: the kept batches are
 written to ``.cleaned``, synced, and renamed over the old file, which open readers keep. Records
 keep their offsets, and logs stay dense (``compaction_rewrite``). Records without a key are kept. A
 null value is kept for the delay, so that readers see the deletion, and until every replica has it,
-so that none keeps the deleted record. Batches that detect retries are kept as long as a retry may
-arrive: young ones with message ids, and a record of each producer's last batch (as in Kafka). A
-segment with corruption is not changed. Everything but ``is_due`` may take long and runs on any
-thread.
+so that no replica keeps the deleted record. Batches by which retries are detected are kept as long
+as a retry may arrive: young ones with message ids, and one record of each producer's last batch (as
+in Kafka). A segment with corruption is not changed. Everything except ``is_due`` may take long and
+runs on any thread.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from strandline.errors import DiskFullError
-from strandline.storage.compaction_keys import Counts, Scope, scan_keys
+from strandline.storage.compaction_keys import IsCommitted, Scope, scan_keys
 from strandline.storage.compaction_rewrite import CLEANED_SUFFIX, SegmentRewrite, Tombstone
 from strandline.storage.disk import Disk
 from strandline.storage.log import Log
@@ -27,7 +27,7 @@ from strandline.storage.subject_history import SubjectHistory
 from strandline.types import Offset, TimestampNs
 
 DIRTY_SHARE = 0.1
-"""A run waits until this share of the stable bytes is new."""
+"""A run starts only when this share of the stable bytes is new."""
 _NEVER_NS = 1 << 63
 
 
@@ -50,19 +50,19 @@ class Compaction(NamedTuple):
     records_removed: int
     bytes_removed: int
     tombstone_due_ns: int
-    """When the next null value that is still kept may go; 0 if there is none."""
+    """When the next null value that is still kept may be removed; 0 if there is none."""
 
 
 class Compactor:
-    """Compacts one log; remembers how far it has got so that idle logs cost nothing.
+    """Compacts one log; remembers how far it is compacted, so that an idle log costs nothing.
 
     Args:
         log: the log of the partition.
         disk: the file system.
         tombstone_delay_ms: how long null values are kept.
         ids_ms: how long message ids detect retries; 0: not at all.
-        numbers_ms: how long producer sequence numbers do; 0: not at all.
-        records_per_subject: keep so many records of each subject; 0: the newest of each key.
+        numbers_ms: how long producers' sequence numbers detect retries; 0: not at all.
+        records_per_subject: how many records of each subject are kept; 0: the newest of each key.
     """
 
     def __init__(
@@ -90,8 +90,8 @@ class Compactor:
         """Whether a run may remove something: there are new sealed segments, or a delay has passed.
 
         Args:
-            now_ns: for the age of null values.
-            tombstones_below: as for ``prepare``.
+            now_ns: the time, for the age of null values.
+            tombstones_below: null values from here on are kept: a replica may lack them.
         """
         stable = self._log.stable_segments
         if not stable:
@@ -110,15 +110,15 @@ class Compactor:
         below: Offset,
         tombstones_below: Offset,
         now_ns: TimestampNs,
-        counts: Counts | None = None,
+        is_committed: IsCommitted | None = None,
     ) -> Compaction:
         """Find the newest record of each key and write the new segments; on any thread.
 
         Args:
-            below: records from here on may still be truncated; they are kept and replace none.
+            below: records from here on may still be truncated: they are kept and replace no others.
             tombstones_below: null values from here on are kept: a replica may lack them.
-            now_ns: for the age of null values, message ids and sequence numbers.
-            counts: whether a batch is committed; others are removed. None: all are.
+            now_ns: the time, for the age of null values, message ids and sequence numbers.
+            is_committed: whether a batch is committed; others are removed. None: all are.
 
         Raises:
             DiskFullError: no space; no file is left behind.
@@ -129,7 +129,7 @@ class Compactor:
         oldest_ns = now_ns - self._delay_ns
         scope = Scope(
             below,
-            counts or (lambda _: True),
+            is_committed or (lambda _: True),
             tombstones_below,
             oldest_ns,
             ids_from_ns=_since(now_ns, self._ids_ms),
@@ -176,11 +176,11 @@ class Compactor:
 
     def _settle(self, new: Segment) -> None:
         self._disk.sync_directory(new.path.parent)
-        # An index is rebuilt when it is missing.
+        # Ignored: a missing index is rebuilt.
         with contextlib.suppress(DiskFullError, RetiredSegmentError):
             new.write_indexes()
 
 
 def _since(now_ns: TimestampNs, memory_ms: int) -> int:
-    """Return the time before which nothing is remembered."""
+    """Return the time ``memory_ms`` ago; if that is 0, one in the far future."""
     return now_ns - memory_ms * 1_000_000 if memory_ms else _NEVER_NS

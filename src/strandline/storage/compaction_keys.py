@@ -21,24 +21,24 @@ from strandline.storage.subject_history import SubjectHistory
 from strandline.storage.walk import FoundBatch, walk
 from strandline.types import Offset
 
-Counts = Callable[[BatchHeader], bool]
-"""Whether a batch is committed: those of an aborted transaction are not."""
+IsCommitted = Callable[[BatchHeader], bool]
+"""Whether a batch is committed, that is, not of an aborted transaction."""
 
 
 class Scope(NamedTuple):
-    """The limits of a compaction: which records replace others, and which null values may go.
+    """The scope of a compaction: which records replace others, which null values may be removed.
 
     Attributes:
-        below: records from here on may still be truncated; they are kept and replace none.
-        counts: whether a batch below that is committed.
+        below: records from here on may still be truncated: they are kept and replace no others.
+        is_committed: whether a batch below ``below`` is committed.
         tombstones_below: null values from here on may be missing on a replica.
-        oldest_tombstone_ns: null values that are not older are kept.
-        ids_from_ns: batches with message ids that are not older are kept whole.
-        numbers_from_ns: a record of a producer's last batch is kept if it is not older.
+        oldest_tombstone_ns: null values of this time or later are kept.
+        ids_from_ns: batches with message ids of this time or later are kept whole.
+        numbers_from_ns: a record of a producer's last batch is kept if of this time or later.
     """
 
     below: Offset
-    counts: Counts
+    is_committed: IsCommitted
     tombstones_below: Offset
     oldest_tombstone_ns: int
     ids_from_ns: int
@@ -46,10 +46,10 @@ class Scope(NamedTuple):
     log: Log
     """Decrypts and encrypts batches."""
     history: SubjectHistory | None = None
-    """What stays of each subject, in the place of what stays of each key."""
+    """The records kept of each subject; if set, keys do not matter."""
 
     def ids_held_ns(self, header: BatchHeader) -> int:
-        """Return for how many ns a batch stays to detect retries by message id; -1: not at all."""
+        """Return for how many ns a batch is kept for its message ids; -1: not at all."""
         has_ids = header.attributes & Attributes.MESSAGE_IDS
         return header.last_timestamp - self.ids_from_ns if has_ids else -1
 
@@ -85,11 +85,11 @@ class CompactionKeys(msgspec.Struct):
         return self.is_whole and key not in self.shadowed
 
     def is_last_numbered(self, header: BatchHeader) -> bool:
-        """Whether a batch is the newest proof of its producer's sequence number, so must stay."""
+        """Whether a batch is the newest one with its producer's sequence numbers, so must stay."""
         return self.last_numbered.get(header.producer_id) == header.base_offset
 
     def note(self, key: bytes, offset: int, *, is_null: bool) -> None:
-        """Note a record, newer than those before."""
+        """Note a record, which must be newer than those noted before."""
         if not is_null:
             self.deleted.discard(key)
             self.shadowed.discard(key)
@@ -121,8 +121,8 @@ def scan_keys(scope: Scope) -> CompactionKeys:
             if scope.numbers_held_ns(found.header) >= 0:
                 keys.last_numbered[found.header.producer_id] = found.header.base_offset
             if scope.history is not None:
-                scope.history.apply(memoryview(scope.log.opened(found.view)))
-            elif found.header.attributes & Attributes.KEYS and scope.counts(found.header):
+                scope.history.apply(memoryview(scope.log.decrypted(found.view)))
+            elif found.header.attributes & Attributes.KEYS and scope.is_committed(found.header):
                 _note_batch(keys, found, scope.log)
     return keys
 
@@ -130,7 +130,7 @@ def scan_keys(scope: Scope) -> CompactionKeys:
 def _note_batch(keys: CompactionKeys, found: FoundBatch, log: Log) -> None:
     has_nulls = bool(found.header.attributes & Attributes.NULL_VALUES)
     columns = ["offset", "key", "value"] if has_nulls else ["offset", "key"]
-    batch = rows(log.opened(found.view), columns=columns)
+    batch = rows(log.decrypted(found.view), columns=columns)
     names, offsets = batch.column("key").to_pylist(), batch.column("offset").to_pylist()
     nulls = pc.is_null(batch.column("value")).to_pylist() if has_nulls else [False] * len(names)
     for key, offset, is_null in zip(names, offsets, nulls, strict=True):

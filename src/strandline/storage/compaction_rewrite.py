@@ -40,7 +40,7 @@ class _Stretch(NamedTuple):
     next_offset: int
     leader_epoch: LeaderEpoch
     filler: memoryview | None
-    """The present placeholder for exactly these offsets."""
+    """The existing placeholder batch for exactly these offsets, if any."""
 
 
 class SegmentRewrite:
@@ -48,9 +48,9 @@ class SegmentRewrite:
 
     Attributes:
         new: the replacement of the segment, after ``write``; None: nothing was removed.
-        records_removed: by this run.
-        tombstones: null values that are kept.
-        held_ns: for how long records stay that are kept only to detect retries.
+        records_removed: how many records this run has removed.
+        tombstones: the null values that are kept.
+        held_ns: for how many ns each batch is kept that is there only to detect retries.
     """
 
     def __init__(self, segment: Segment, keys: CompactionKeys, scope: Scope, *, disk: Disk) -> None:
@@ -65,7 +65,7 @@ class SegmentRewrite:
         self._stretch: _Stretch | None = None
 
     def write(self) -> None:
-        """Write the kept records, unless that is all of them, or the segment is corrupt.
+        """Write the kept records, unless all are kept or the segment is corrupt.
 
         Raises:
             DiskFullError: no space; no file is left behind.
@@ -126,14 +126,14 @@ class SegmentRewrite:
         header = found.header
         if header.next_offset > self._scope.below:
             return found.view
-        if not self._scope.counts(header):
+        if not self._scope.is_committed(header):
             self.records_removed += header.record_count
             return None
         history = self._scope.history
         is_kept = header.attributes & (Attributes.MARKER | Attributes.PURGE)
         if is_kept or (history is None and not header.attributes & Attributes.KEYS):
             return found.view
-        batch = rows(self._scope.log.opened(found.view))
+        batch = rows(self._scope.log.decrypted(found.view))
         keep = self._keep(batch, header) if history is None else history.stays(batch)
         if (
             not any(keep)
@@ -145,7 +145,7 @@ class SegmentRewrite:
         if kept == len(keep) or self._is_held(self._scope.ids_held_ns(header)):
             return found.view
         if kept:
-            # What is left is committed: aborted records are removed, and so will be their markers.
+            # The remaining records are committed, so the new batch needs no transaction's flags.
             smaller = encode_again(batch.filter(pa.array(keep)), header)
             if self._scope.log.sealer is not None:
                 smaller = self._scope.log.sealer.seal(smaller)
@@ -155,13 +155,13 @@ class SegmentRewrite:
         return smaller if kept else None
 
     def _is_held(self, held_ns: int) -> bool:
-        """Note that something is kept for this long; return whether it is."""
+        """Note that a batch is kept for this many ns; return False if it is negative."""
         if held_ns >= 0:
             self.held_ns.append(held_ns)
         return held_ns >= 0
 
     def _reveals_deleted(self, batch: pa.RecordBatch, keep: list[bool]) -> bool:
-        """Whether a record of a deleted key is removed, whose null value waits for that."""
+        """Whether a removed record is of a deleted key, whose null value waits for that."""
         keys = batch.column("key").to_pylist()
         deleted = self._keys.deleted
         return any(key in deleted for key, stays in zip(keys, keep, strict=True) if not stays)
@@ -194,7 +194,7 @@ class SegmentRewrite:
 
 
 class _Writer:
-    """Writes ``.cleaned``, but nothing until the segment is known to need a rewrite."""
+    """Writes ``.cleaned``, once the segment is known to need a rewrite."""
 
     def __init__(self, old: Segment, *, disk: Disk) -> None:
         self.path = old.path.with_suffix(CLEANED_SUFFIX)
@@ -207,7 +207,7 @@ class _Writer:
         self._waiting_bytes = 0
 
     def add(self, batch: Bytes, *, may_wait: bool) -> None:
-        """Append a batch; it is written when enough have gathered."""
+        """Append a batch; batches are written when they are many enough."""
         self._new.note(read_header(batch), self._size)
         self._size += len(batch)
         self._waiting.append(batch)

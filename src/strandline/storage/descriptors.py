@@ -17,11 +17,11 @@ from typing import Final, NamedTuple, TypeVar
 T = TypeVar("T")
 
 UNLIMITED: Final = 1 << 20
-"""Used as the limit if the system has none."""
+"""The limit to assume if the system has none."""
 PROCESS: Final = 64
-"""For the event loop, child processes, other brokers, NATS servers and gRPC itself."""
+"""Descriptors for the event loop, child processes, other brokers, NATS servers and gRPC."""
 JOURNAL: Final = 32
-"""For the journal's files, and those that are open for a moment."""
+"""Descriptors for the journal's files, and for files that are open for a moment."""
 
 
 class DescriptorShares(NamedTuple):
@@ -30,7 +30,7 @@ class DescriptorShares(NamedTuple):
     limit: int
     """The process's limit."""
     others: int
-    """Everything but the storage."""
+    """Everything except the storage."""
     connections: int
     """Connections of clients, on all listeners together."""
     maps: int
@@ -126,4 +126,4 @@ class StorageDescriptors:
 
 
 STORAGE_DESCRIPTORS: Final = StorageDescriptors()
-"""Descriptors belong to the process, so this does, too."""
+"""One for the process, because descriptors belong to the process."""

@@ -23,7 +23,7 @@ BUFFERS_MAX = 1024
 """``IOV_MAX`` of Linux: buffers in one gathered write."""
 ZEROS = bytes(1 << 20)
 EMPTIED_BYTES_MIN = 1 << 20
-"""Smaller files are removed in one go."""
+"""Smaller files are removed by one call."""
 PIECE_BYTES = 64 << 20
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -32,7 +32,7 @@ _SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 SYNC_FILE_RANGE_WRITE = 2
 _NO_WAIT: int | None = getattr(os, "RWF_NOWAIT", None)
-"""Only Linux has it."""
+"""The flag for reads that do not wait; only Linux has it."""
 _sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)
 if _sync_file_range is not None:
     _sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
@@ -40,7 +40,7 @@ if _sync_file_range is not None:
 Bytes = bytes | bytearray | memoryview
 
 _maps: dict[weakref.ref[mmap.mmap], int] = {}
-"""The maps that this process has, and the inode of each."""
+"""The memory maps of this process, and the inode of each."""
 
 
 def _forget_map(reference: weakref.ref[mmap.mmap]) -> None:
@@ -79,15 +79,15 @@ class Disk:
     Raises:
         DiskFullError: no space, from any method that writes or creates.
         UnavailableError: too many open files or no memory.
-        LogPoisonedError: any other failure, from any method; any failure of ``fdatasync``, though
-            not of ``sync_directory``, which says why.
+        LogPoisonedError: any other failure, from any method, and any failure of ``fdatasync``
+            (but not of ``sync_directory``: see there).
     """
 
     syncs_plainly: ClassVar[bool] = True
-    """Whether a sync is only the system call, so that any process may make it."""
+    """Whether a sync is only the system call, so that a child process may make it."""
 
     def open(self, path: Path, *, write: bool = False, create: bool = False) -> int:
-        """Open a file and return its descriptor; ``create`` also makes it if missing."""
+        """Open a file and return its descriptor; ``create`` creates it if missing."""
         flags = (os.O_RDWR if write else os.O_RDONLY) | (os.O_CREAT if create else 0)
         try:
             return STORAGE_DESCRIPTORS.open(lambda: os.open(path, flags | os.O_CLOEXEC, 0o600))
@@ -96,11 +96,11 @@ class Disk:
 
     def close(self, fd: int) -> None:
         """Close a descriptor; what it wrote may still be unsynced."""
-        with contextlib.suppress(OSError):  # nothing depends on it: see `fdatasync`
+        with contextlib.suppress(OSError):  # only `fdatasync` reports failed writes
             os.close(fd)
 
     def inode(self, fd: int) -> int:
-        """Return the system's number of the open file."""
+        """Return the inode number of the open file."""
         try:
             return os.fstat(fd).st_ino
         except OSError as error:
@@ -129,7 +129,7 @@ class Disk:
         return b"".join(chunks)
 
     def is_cached(self, fd: int, length: int, position: int) -> bool:
-        """Return whether a read waits for no device; False where the system does not tell."""
+        """Return whether a range is in the page cache; False where the system does not tell."""
         if _NO_WAIT is None:
             return False
         try:
@@ -239,7 +239,7 @@ class Disk:
         try:
             size = path.stat().st_size
         except OSError:
-            size = 0  # remove it like any other file, which reports the error
+            size = 0  # remove it like a small file, which reports the error
         if size < EMPTIED_BYTES_MIN:
             self.unlink(path)
             return
@@ -247,7 +247,7 @@ class Disk:
         try:
             self.unlink(path)
             found = os.fstat(fd)
-            # Not if it has another name, such as one in a backup.
+            # A file with another name, such as a hard link in a backup, must keep its contents.
             if not (found.st_nlink or found.st_ino in tuple(_maps.values())):
                 for length in range(size - size % PIECE_BYTES, 0, -PIECE_BYTES):
                     self.truncate(fd, length)
@@ -365,8 +365,8 @@ class Disk:
     def will_need(self, fd: int, position: int, length: int) -> None:
         """Ask the system to start reading a range of a file.
 
-        It uses the descriptor, though readers have a map: the call allocates memory for the whole
-        range before it returns, and Python's ``mmap.madvise`` would block all other threads.
+        The descriptor is used, although readers have a map: the call allocates memory for the
+        whole range before it returns, and Python's ``mmap.madvise`` would block all other threads.
         """
         with contextlib.suppress(OSError):  # not every file system supports it
             os.posix_fadvise(fd, position, length, os.POSIX_FADV_WILLNEED)
@@ -374,8 +374,8 @@ class Disk:
     def drop_cache(self, fd: int) -> None:
         """Drop the file's clean pages from the cache.
 
-        To free memory, or because after a failed sync the cache may show bytes that never reached
-        the disk.
+        That frees memory. After a failed sync it is needed because the cache may show bytes that
+        never reached the disk.
         """
         with contextlib.suppress(OSError):  # not every file system supports it
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)

@@ -22,7 +22,7 @@ def dump_file(path: Path) -> Iterator[tuple[int, dict[str, int | str]]]:
     """Yield the contents of a journal, segment or index file as (position, fields).
 
     Raises:
-        InvalidRequestError: not a file of a kind that can be dumped.
+        InvalidRequestError: files of this kind cannot be dumped.
         CorruptBatchError: an index is corrupt.
     """
     disk = Disk()

@@ -1,9 +1,9 @@
 """A disk that fails on purpose: full, broken, or losing what was not synced; for tests.
 
 It works on real files and records how to undo every change that no sync has made durable. So
-``crash`` leaves what a power loss would: synced bytes and names, and of the rest what the caller
-chooses, down to single bytes. Rules: nothing random; the caller decides. To simulate a killed
-process no crash is needed: open the files again.
+``crash`` leaves what a power loss would leave: synced bytes and names, and those unsynced bytes
+that the caller chooses. Rules: nothing is random. A killed process needs no ``crash``: open the
+files again.
 """
 
 import errno
@@ -25,7 +25,7 @@ class Unsynced(NamedTuple):
 
 
 Keep = Callable[[Unsynced], Sequence[tuple[int, int]]]
-"""Which byte ranges of an unsynced write survive the crash."""
+"""Returns the byte ranges of an unsynced write that survive the crash."""
 
 
 def keep_nothing(_: Unsynced) -> Sequence[tuple[int, int]]:
@@ -67,7 +67,7 @@ class FaultyDisk(Disk):
 
     Attributes:
         full: writes that need new space raise ``DiskFullError``; allocated space can be used.
-        syncs: how often contents were synced.
+        syncs: how many times a file's contents were synced.
     """
 
     syncs_plainly = False
@@ -103,8 +103,8 @@ class FaultyDisk(Disk):
     def crash(self, keep: Keep = keep_nothing) -> None:
         """Lose power: undo what is not synced, except the bytes that ``keep`` names.
 
-        Names go back to the last directory sync. Release all open logs and journals before; the
-        disk itself can be used again.
+        Names go back to those at the last directory sync. Release all open logs and journals
+        before; the disk object can be used again.
         """
         for change in reversed(self._names):
             change.undo()
@@ -151,7 +151,7 @@ class FaultyDisk(Disk):
             raise translated(OSError(code, os.strerror(code)), "writing")
 
     def pwritev(self, fd: int, buffers: Sequence[Bytes], position: int) -> None:
-        """Write all buffers as one."""
+        """Write all buffers by one ``pwrite``."""
         self.pwrite(fd, b"".join(buffers), position)
 
     def truncate(self, fd: int, length: int) -> None:
@@ -239,7 +239,7 @@ class FaultyDisk(Disk):
             raise kind(error, f"doing '{operation}'") from error
 
     def entropy(self, length: int) -> bytes:
-        """Return the same bytes in every run, and never the same twice in one."""
+        """Return the same sequence of values in every run, each value once."""
         self._entropy += 1
         return self._entropy.to_bytes(length, "little")
 

@@ -3,8 +3,9 @@
 Every file gets one ``FileReport``; each piece of corruption in it is a ``Finding`` with its
 position.
 Rules: it opens nothing for writing and never repairs. It trusts batches, not indexes. Bytes after
-the last checkpoint that are not intact are called torn, because recovery takes them from the
-journal. Data that the checkpoint promises and that is absent is corruption (``missing``).
+the last checkpoint that are not intact are called torn, because recovery restores them from the
+journal or discards them. Data that the checkpoint promises and that is absent is corruption
+(``missing``).
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -69,8 +70,8 @@ class Finding(msgspec.Struct, frozen=True):
     file: Path
     position: int
     severity: Severity
-    """``corruption``: bytes are not what was written; ``torn``: was being written when the broker
-    stopped, recovery deals with it; ``note``: harmless."""
+    """``corruption``: bytes have changed; ``torn``: bytes were being written when the broker
+    stopped, and recovery restores or discards them; ``note``: harmless."""
     message: str
 
 
@@ -81,7 +82,7 @@ class FileReport(msgspec.Struct):
     kind: Kind
     size_bytes: int
     facts: dict[str, int | str] = msgspec.field(default_factory=dict)
-    """Fields of its header, and counts."""
+    """Fields of the file's header, and counts."""
     findings: list[Finding] = msgspec.field(default_factory=list)
 
     @property
@@ -95,7 +96,7 @@ class FileReport(msgspec.Struct):
 
 
 Progress = Callable[[int, int], None]
-"""Told (bytes done, bytes in all)."""
+"""Called with the bytes done and the total bytes."""
 
 
 def inspect_directory(
@@ -110,7 +111,7 @@ def inspect_directory(
     Args:
         path: the data directory, or the directory of one log.
         verify: read every batch and check its checksum; else only headers of files.
-        known: ids of the logs in the metadata; None: it is absent, or not in a file.
+        known: ids of the logs in the metadata; None: the metadata is absent, or not in a file.
         on_progress: called after each file.
 
     Raises:
@@ -139,17 +140,17 @@ class _Inspection:
         self._known = known
         self._checkpoint = Checkpoint()
         self._journal = JournalScan()
-        self._cut: set[int] = set()
-        """Logs that were truncated since the checkpoint, without a marker: by an early version."""
+        self._truncated: set[int] = set()
+        """Logs that an early version truncated since the checkpoint, without a marker."""
         self._short: dict[Path, Missing] = {}
-        """Files that end too early."""
+        """Files that end before the checkpoint's position."""
 
     def run(self) -> Iterator[FileReport]:
-        """Return all reports."""
+        """Yield all reports."""
         if (self._path / CHECKPOINT_NAME).exists():
             yield self._inspect_checkpoint()
         directories = {log_id: self._directory(log_id) for log_id in self._checkpoint.logs}
-        # Before anything slow: a running broker may remove files meanwhile.
+        # First, since the rest is slow and a running broker may remove files meanwhile.
         missing = list(
             find_missing(self._checkpoint, directories, disk=self._disk, known=self._known)
         )
@@ -157,7 +158,7 @@ class _Inspection:
             yield from self._inspect_journal(self._path / JOURNAL_NAME)
         for each in missing:
             if is_truncated_since(each, self._journal):
-                self._cut.add(each.log_id)
+                self._truncated.add(each.log_id)
                 continue
             if each.file.is_file():
                 self._short[each.file] = each
@@ -178,7 +179,7 @@ class _Inspection:
     def _durable(self, directory: Path) -> Durable | None:
         """Return the durable part of a log, according to the checkpoint and the log's own notes."""
         number = str(QUORUM_LOG) if directory.name == "quorum" else directory.name
-        if not number.isdigit() or not self._checkpoint.sequence or int(number) in self._cut:
+        if not number.isdigit() or not self._checkpoint.sequence or int(number) in self._truncated:
             return None
         try:
             return durable_part(directory, int(number), self._checkpoint, disk=self._disk)
@@ -203,7 +204,7 @@ class _Inspection:
         scan = self._journal = scan_directory(directory, disk=self._disk, after_sequence=after)
         for stub in scan.stubs:
             report = self._report(stub, "journal")
-            report.add("note", 0, "creation was cut short; it will be removed")
+            report.add("note", 0, "creation was interrupted; it will be removed")
             yield report
         for file in scan.files:
             yield self._inspect_journal_file(file, scan)
@@ -332,7 +333,7 @@ class _Inspection:
 
 
 class _Extent(NamedTuple):
-    """The durable part of a segment: up to a position, and the records of a range."""
+    """The durable part of a segment: up to a position, and a range of offsets."""
 
     position: int
     first: int
@@ -353,7 +354,7 @@ def _extent(segment: Segment, limit: int, durable: Durable | None) -> _Extent:
 
 
 def _verify_segment(segment: Segment, report: FileReport, *, extent: _Extent) -> dict[int, int]:
-    """Check every batch; the base offset of each by its position."""
+    """Check every batch; return their positions with their base offsets."""
     places: dict[int, int] = {}
     records = 0
     end = segment.base_offset
@@ -391,7 +392,7 @@ def _verify_segment(segment: Segment, report: FileReport, *, extent: _Extent) ->
 def _verify_index(
     index: SparseIndex, report: FileReport, *, places: dict[int, int], of_offsets: bool
 ) -> None:
-    """Check that each entry points at a batch with that key."""
+    """Check that each entry of an index points at a batch with its key."""
     for number, (key, position) in enumerate(zip(index.keys, index.positions, strict=True)):
         base = places.get(position)
         if base is None or (of_offsets and base != key):

@@ -1,15 +1,15 @@
-"""The journal: one per broker; makes a group commit durable.
+"""The journal of a broker, which makes group commits durable.
 
 A group commit appends one entry (one gathered write), for any number of partitions, and syncs once.
 Partition segments are written without a sync. The next checkpoint syncs them, after which journal
 files are recycled.
 
 Rules: files are filled with zeros before use, so that a sync writes no metadata. The old file is
-synced before the next one is begun. Every opening begins a new file, so that bytes after a torn
-tail can never follow a new entry. A failed write or sync poisons the journal permanently: reopen it
-to verify it. Lack of space for a new file is reported before anything is written and may be
-retried. One thread owns the journal; only ``allocate_spare`` may run on another. Must not know what
-a log does with its batches; ``journal_scan`` finds entries after a crash.
+synced before the next one is begun. Opening a journal discards torn entries and begins a new file.
+A failed write or sync poisons the journal permanently: reopen it to verify it. Lack of space for a
+new file is reported before anything is written and may be retried. One thread owns the journal;
+only ``allocate_spare`` may run on another. Must not know what a log does with its batches;
+``journal_scan`` finds entries after a crash.
 """
 
 import itertools
@@ -49,7 +49,7 @@ __all__ = ["Journal", "JournalCorruption", "JournalEntry"]
 
 
 class _JournalFile:
-    """A zero-filled file that is being written, or will be."""
+    """A zero-filled file that is being written, or will be, or is full."""
 
     __slots__ = ("capacity", "file", "last_sequence", "nonce", "number")
 
@@ -70,11 +70,11 @@ class Journal:
     """Entries in order of sequence, from 1.
 
     Attributes:
-        last_sequence: of the newest entry written.
+        last_sequence: the sequence of the newest entry written.
         synced_sequence: entries up to this one survive a power loss.
         poisoned: a write or sync failed; the journal has to be reopened.
         corruption: entries that were synced and cannot be read now, by file and position.
-        torn_bytes: bytes of a last entry that was being written when the broker died.
+        torn_bytes: bytes of entries that were being written when the broker died, now discarded.
     """
 
     def __init__(self, directory: Path, *, disk: Disk, file_bytes: int, scan: JournalScan) -> None:
@@ -98,7 +98,7 @@ class Journal:
         self._total_bytes = 0
         self._recycled_bytes = 0
         self._marks: list[tuple[int, int]] = []
-        self._adopt(scan)
+        self._take_over(scan)
 
     @classmethod
     def open(
@@ -109,8 +109,8 @@ class Journal:
         Args:
             directory: created if missing.
             disk: the file system.
-            file_bytes: size of a new file; an entry that is larger gets a larger file.
-            after_sequence: the checkpoint's sequence; older entries are skipped.
+            file_bytes: the size of a new file; an entry that is larger gets a larger file.
+            after_sequence: the checkpoint's sequence; entries up to it are skipped.
 
         Raises:
             LogPoisonedError: the files cannot be read.
@@ -122,35 +122,38 @@ class Journal:
         disk.sync_directory(directory)
         return cls(directory, disk=disk, file_bytes=file_bytes, scan=scan)
 
-    def _adopt(self, scan: JournalScan) -> None:
+    def _take_over(self, scan: JournalScan) -> None:
         """Take over the files of earlier runs; they become spares after the next checkpoint.
 
-        The entries are made durable, since a killed broker may have left them in the system's
-        memory. Torn entries are erased, so that they never count after the next file is recycled.
+        The entries are made durable, since a killed broker may have left them in the page cache.
         """
         for found in scan.files:
             file = _JournalFile(OpenFile(found.path, disk=self.disk, write=True), found.size)
-            for position in found.dropped:
-                self.disk.pwrite(file.file.fd, bytes(ENTRY_BYTES), position)
+            self._discard_torn_entries(file, found.torn)
             self.disk.fdatasync(file.file.fd)
             file.last_sequence = scan.last_sequence
             file.number = found.header.number
             self._full.append(file)
             self._total_bytes += found.used_bytes
 
+    def _discard_torn_entries(self, file: _JournalFile, positions: Sequence[int]) -> None:
+        """Overwrite the headers of torn entries with zeros, so that no recovery counts them."""
+        for position in positions:
+            self.disk.pwrite(file.file.fd, bytes(ENTRY_BYTES), position)
+
     @property
     def bytes_since_recycle(self) -> int:
-        """Bytes that a recovery would have to read."""
+        """The bytes that a recovery would have to read."""
         return self._total_bytes - self._recycled_bytes
 
     @property
     def written_bytes(self) -> int:
-        """Bytes of the entries found at opening and of all written since."""
+        """The bytes of the entries found at opening and of all written since."""
         return self._total_bytes
 
     @property
     def spares(self) -> int:
-        """Files ready for use; if there is none, the next roll creates one: see ``has_room``."""
+        """The number of files ready for use; with 0 the next roll creates one: see ``has_room``."""
         return len(self._spares)
 
     @property
@@ -160,7 +163,7 @@ class Journal:
 
     @property
     def needs_spare(self) -> bool:
-        """Whether to create a file: none is spare, and a checkpoint may not free one in time."""
+        """Whether to create a file, because a checkpoint may not free one in time."""
         if self._spares:
             return False
         current = self._current
@@ -177,7 +180,7 @@ class Journal:
         """Write one entry; it survives a power loss only once synced.
 
         Args:
-            parts: log id and batch, of each batch of the group commit.
+            parts: the log id and the batch, for each batch of the group commit.
 
         Returns:
             The entry's sequence.
@@ -213,7 +216,7 @@ class Journal:
         try:
             self.disk.pwritev(current.file.fd, buffers, self._position)
         except StrandlineError as error:
-            # Also if the error says that the disk is full: the file's space is allocated already.
+            # Even if the disk is full: the file's space is allocated, so that is no excuse.
             self.poisoned = True
             raise self._poisoned_error() from error
         self._position += length
@@ -225,7 +228,7 @@ class Journal:
         return sequence
 
     def begin_sync(self) -> None:
-        """Start writing to the disk what ``sync`` will wait for, since work may come in between."""
+        """Start writing to the disk what ``sync`` will wait for, if that comes later."""
         current, begun = self._current, self._begun_position
         if current is not None and self._position > begun and not self.poisoned:
             self.disk.write_back(current.file.fd, begun, self._position - begun)
@@ -250,9 +253,10 @@ class Journal:
         return self.last_sequence
 
     def sync_target(self) -> tuple[int, int]:
-        """Return the descriptor to sync elsewhere (``disk.fdatasync``), and the covered sequence.
+        """Return the descriptor to sync on another thread, and the last sequence that this covers.
 
-        Then call ``mark_synced``, or ``poison`` if the sync failed. -1 if nothing was written.
+        The descriptor is -1 if nothing was written. After the sync (``disk.fdatasync``) call
+        ``mark_synced``, or ``poison`` if it failed.
         """
         return (self._current.file.fd if self._current else -1, self.last_sequence)
 
@@ -263,12 +267,12 @@ class Journal:
             self.synced_sequence = max(self.synced_sequence, sequence)
 
     def poison(self) -> None:
-        """Note that a sync done elsewhere has failed; every call raises from now on."""
+        """Note that a sync on another thread has failed; every call raises from now on."""
         self.poisoned = True
 
     @property
     def first_sequence(self) -> int:
-        """The first sequence of the oldest file found: 1 if the journal is complete; 0 if none."""
+        """The first sequence of the oldest file: 1 if the journal is complete, 0 without files."""
         return self._first_sequence
 
     def replay(self, after_sequence: int = 0) -> Iterator[JournalEntry]:
@@ -299,10 +303,10 @@ class Journal:
             del self._marks[:passed]
 
     def allocate_spare(self, length: int = 0) -> None:
-        """Create a file ahead of need; may run on another thread, takes about 4 ms per MiB.
+        """Create a spare file in advance; may run on another thread, takes about 4 ms per MiB.
 
         Args:
-            length: of an entry that must fit.
+            length: the length of an entry that must fit.
 
         Raises:
             DiskFullError: no space; no file is left behind.
@@ -358,7 +362,7 @@ class Journal:
     def _allocate(self, length: int) -> _JournalFile:
         """Create a file of zeros with a durable name; if that fails, remove it."""
         path = self.directory / f"{next(self._slots):06d}{SUFFIX}"
-        while self.disk.exists(path):  # created by the journal that this one replaces
+        while self.disk.exists(path):  # created by the poisoned journal that this one replaces
             path = self.directory / f"{next(self._slots):06d}{SUFFIX}"
         try:
             file = OpenFile(path, disk=self.disk, write=True, create=True)

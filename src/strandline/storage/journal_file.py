@@ -1,4 +1,4 @@
-"""One journal file: its header, the entries in it, and finding them again after a crash.
+"""The format of a journal file: its header, its entries, and how they are found after a crash.
 
 File header (one page, so that no entry ever shares it):
 
@@ -41,7 +41,7 @@ ENTRY_BYTES = 40
 PART_BYTES = 8
 CRC_FROM = 8
 BATCH_CRC = slice(4, 8)
-"""Where a batch has its checksum."""
+"""The bytes of a batch that hold its checksum."""
 _ZERO = bytes(4)
 
 assert ENTRY_HEADER.size == ENTRY_BYTES, "the entry header is as long as its specification says"
@@ -56,7 +56,7 @@ class FileHeader(NamedTuple):
 
 
 class ScannedEntry(NamedTuple):
-    """An entry whose header and part table are intact; the user checks its batches."""
+    """An entry whose header and part table are intact; the caller checks its batches."""
 
     position: int
     length: int
@@ -65,7 +65,7 @@ class ScannedEntry(NamedTuple):
     sizes: tuple[int, ...]
     """Log id and byte length of each part, alternating."""
     checksums: tuple[int, ...]
-    """Of each part's batch; none in entries of earlier versions."""
+    """The checksum of each part's batch; empty in entries of earlier versions."""
 
     @property
     def end(self) -> int:
@@ -117,7 +117,7 @@ def read_file_header(page: Bytes) -> FileHeader | None:
 
 
 def read_entry(view: memoryview, position: int, nonce: int) -> ScannedEntry | None:
-    """Return the entry at ``position`` if its header and table are intact and of this file."""
+    """Return the entry at ``position`` if its header and table are intact and have the nonce."""
     room = len(view) - position
     if room < ENTRY_BYTES:
         return None

@@ -1,9 +1,9 @@
-"""Reads a journal back: which entries count, which are torn, which are corrupt.
+"""Reads a journal back and decides which entries count, which are torn, and which are corrupt.
 
-Rules: a missing or broken entry is *torn* if nothing proves that it was synced; it and all later
-ones are ignored. It is *corrupt* if a later entry or file was written after its sync; then it is
-reported by file and position, and later ones count. In each file, only entries below the next
-file's first sequence count: others were left by a crash. Read-only; ``journal`` writes.
+Rules: a missing or invalid entry is *torn* if nothing proves that it was synced; it and all later
+entries are discarded. It is *corrupt* if a later entry or file proves that it was synced; then it
+is reported by file and position, and later entries count. In each file, only entries below the next
+file's first sequence count: others are torn. Read-only: ``journal`` discards.
 """
 
 from array import array
@@ -58,13 +58,13 @@ class ScannedFile(msgspec.Struct):
     size: int
     header: FileHeader
     is_guessed: bool
-    """The header is corrupt and was rebuilt from the first entry."""
+    """Whether the header is corrupt and was rebuilt from the first entry."""
     view: memoryview
     positions: "array[int]" = msgspec.field(default_factory=lambda: array("Q"))
-    """Of the entries that count."""
+    """The positions of the entries that count."""
     used_bytes: int = 0
-    dropped: list[int] = msgspec.field(default_factory=list)
-    """Positions of entries that a crash left behind and that do not count."""
+    torn: list[int] = msgspec.field(default_factory=list)
+    """The positions of torn entries, which the journal discards."""
 
     def entries(self) -> list[ScannedEntry]:
         """Yield every intact entry, whether it counts or not."""
@@ -142,7 +142,7 @@ def _guess_header(view: memoryview) -> FileHeader:
 
 
 class _Walk:
-    """One pass over the files in order, which decides what is torn and what is corrupt."""
+    """One pass over the files in order, which decides which entries are torn or corrupt."""
 
     def __init__(self, scan: JournalScan, after_sequence: int) -> None:
         self.scan = scan
@@ -161,7 +161,7 @@ class _Walk:
             limit = files[index + 1].header.first_sequence if index + 1 < len(files) else _NEVER
             if limit > self.expected:
                 entries, end = scan_entries(file.view, file.header.nonce)
-                file.dropped = [entry.position for entry in entries if entry.sequence >= limit]
+                file.torn = [entry.position for entry in entries if entry.sequence >= limit]
                 entries = [entry for entry in entries if entry.sequence < limit]
                 self.synced = max([self.synced, *(entry.synced_sequence for entry in entries)])
                 found.append((file, entries, end))
@@ -180,7 +180,7 @@ class _Walk:
                 torn = entry.sequence > self.synced and not batches_intact(entry, file.view)
                 if torn or (entry.sequence > self.expected and self.expected > self.synced):
                     self.scan.torn_bytes += entry.length
-                    file.dropped += [each.position for each in entries[entries.index(entry) :]]
+                    file.torn += [each.position for each in entries[entries.index(entry) :]]
                     return True
                 if entry.sequence > self.expected:
                     self._missing(entry.sequence - 1)
@@ -194,7 +194,7 @@ class _Walk:
         return False
 
     def _missing(self, last: int) -> None:
-        """Report the entries from the expected one to ``last``, which were synced once."""
+        """Report the entries from the expected one to ``last`` as corrupt: they had been synced."""
         assert self.file is not None, "a file is being walked"
         why = f"journal entries {self.expected} to {last} are corrupt"
         self.scan.corruption.append(JournalCorruption(self.file, Position(self.position), why))
@@ -216,7 +216,7 @@ def batches_intact(entry: ScannedEntry, view: memoryview) -> bool:
 
 
 def own_parts(entry: ScannedEntry, view: memoryview) -> list[tuple[LogId, memoryview]]:
-    """Return an entry's parts; an empty one where an intact batch is not the entry's."""
+    """Return an entry's parts; an empty one where the batch belongs to another entry."""
     parts = entry.parts(view)
     for index, checksum in enumerate(entry.checksums):
         log_id, part = parts[index]

@@ -1,8 +1,8 @@
-"""A partition's log: segments in a row, the last of them active.
+"""A partition's log: consecutive segments, the last of them active.
 
-``log_start_offset <= ... <= log_end_offset``, half-open. ``append``, ``roll``, ``drop_before`` and
+``log_start_offset <= ... <= log_end_offset``, half-open. ``append``, ``roll``, ``move_start`` and
 ``checkpoint`` belong to one thread. Everything else may run on any number of threads meanwhile:
-readers take the tuple of segments once, and retry if one of them was removed. ``note_start``,
+readers take the tuple of segments once, and retry if one of them was removed. ``store_start``,
 ``replace``, ``flush``, ``sync_written`` and, after the last write, ``delete`` may run on other
 threads, too. So may ``truncate_to`` and ``restart_at``, as long as nothing is appended.
 
@@ -41,13 +41,13 @@ from strandline.storage.truncation_marker import TruncationMarker, write_marker
 from strandline.types import Offset
 
 
-class _Place(NamedTuple):
+class _TruncationPoint(NamedTuple):
     """The point at which a log is truncated.
 
     Attributes:
-        segments: how many are kept.
-        position: the bytes of the last of them that are kept.
-        end: the log end offset after that.
+        segments: how many segments are kept.
+        position: how many bytes of the last of them are kept.
+        end: the log end offset after the truncation.
     """
 
     segments: int
@@ -72,21 +72,21 @@ class Log(LogDurability):
         self.segment_bytes = segment_bytes
         self.segment_age_ms = segment_age_ms
         if log_start_offset > segments[-1].next_offset:
-            # The removed records were not durable, but their offsets stay used.
+            # The deleted records were not durable, but their offsets must not be used again.
             segments[-1].seal()
             segments = [*segments, Segment(directory, log_start_offset, disk=disk)]
         super().__init__(directory, segments, log_start_offset, disk=disk)
         self.subjects = LogSubjects(self, disk)
-        self._quiet_at = (-1, 0)
-        """Base offset and size of the active segment when its subjects were to be indexed."""
-        self._noted_start = log_start_offset
+        self._indexed_active = (-1, 0)
+        """Base offset and size of the active segment at the last call of ``index_subjects``."""
+        self._stored_start = log_start_offset
         """The last log start that was stored durably."""
         self._names_lock = threading.RLock()
         """Held while a thread writes, replaces or removes files by their names."""
-        self._cut_lock = threading.RLock()
+        self._truncation_lock = threading.RLock()
         """Held while the log is truncated; acquired before ``_names_lock``."""
         self._layout_lock = threading.Lock()
-        """Held for an assignment, never for a file: two threads may change segments at once."""
+        """Held while the tuple of segments is replaced, which two threads may do; never for I/O."""
         self._drop_below(log_start_offset)
 
     @classmethod
@@ -106,7 +106,7 @@ class Log(LogDurability):
             disk: the file system.
             segment_bytes: roll to a new segment before it would grow beyond this.
             segment_age_ms: roll when the active segment spans more than this.
-            at: how far it is known to be durable; None: scan the last segment.
+            at: the part that is known to be durable; None: scan the last segment.
 
         Raises:
             LogPoisonedError: the files cannot be read or truncated.
@@ -114,13 +114,13 @@ class Log(LogDurability):
         redo = LogReplayer(
             directory, disk=disk, segment_bytes=segment_bytes, at=at, is_only_copy=False
         )
-        return cls.redone(redo, disk=disk, segment_age_ms=segment_age_ms)
+        return cls.from_replay(redo, disk=disk, segment_age_ms=segment_age_ms)
 
     @classmethod
-    def redone(
+    def from_replay(
         cls, redo: LogReplayer, *, disk: Disk, segment_age_ms: int, keep_lost: bool = False
     ) -> "Log":
-        """Return the log that a recovery has completed."""
+        """Return the log that a replay of the journal has completed."""
         return cls(
             redo.directory,
             disk=disk,
@@ -149,7 +149,7 @@ class Log(LogDurability):
 
         Args:
             batch: exactly one batch; the log keeps the buffer, so it must not change.
-            extent: the range in its header; it starts at the log end offset.
+            extent: the batch's offsets and times; it must start at the log end offset.
 
         Raises:
             DiskFullError: no space; the log is as before and may be appended to later.
@@ -157,7 +157,7 @@ class Log(LogDurability):
         """
         if self.poisoned or self._closed:
             raise self._unusable_error()
-        if self._is_held_up:
+        if self._lacked_space:
             self.write_pending()
         active = self._layout.segments[-1]
         assert extent.base_offset == active.next_offset, "offsets are dense"
@@ -174,7 +174,7 @@ class Log(LogDurability):
             return True
         if active.first_timestamp == TIMESTAMP_MIN:
             return False  # only placeholders so far
-        # A wrong timestamp of the first record must not keep the segment open.
+        # The absolute value, so that a wrong timestamp of the first record keeps no segment open.
         span = abs(extent.last_timestamp - active.first_timestamp)
         return span > self.segment_age_ms * 1_000_000 > 0
 
@@ -187,8 +187,8 @@ class Log(LogDurability):
         """
         if self.poisoned or self._closed:
             raise self._unusable_error()
-        if not self._cut_lock.acquire(blocking=False):
-            return  # it is being truncated; retention retries later
+        if not self._truncation_lock.acquire(blocking=False):
+            return  # the log is being truncated; retention retries later
         try:
             active = self._layout.segments[-1]
             if active.size:
@@ -197,7 +197,7 @@ class Log(LogDurability):
             self.poisoned = True
             raise
         finally:
-            self._cut_lock.release()
+            self._truncation_lock.release()
 
     def _roll(self, active: Segment) -> Segment:
         active.seal()
@@ -209,7 +209,7 @@ class Log(LogDurability):
     def truncate_to(self, offset: int, *, synced_sequence: int | None = None) -> Offset:
         """Remove the records from ``offset`` on, and the whole batch if it is inside one.
 
-        Durable on return: no recovery restores them, though the journal has them.
+        Durable on return: no recovery restores them, although the journal has them.
 
         Args:
             offset: not below the log start offset.
@@ -227,39 +227,41 @@ class Log(LogDurability):
         return self._truncate_to(offset, self.journal, synced_sequence)
 
     def undo_to(self, offset: int) -> Offset:
-        """Truncate records that are in no journal entry; writes no truncation marker."""
+        """Truncate records that are in no journal entry; no truncation marker is written."""
         return self._truncate_to(offset, None, None)
 
     def _truncate_to(
         self, offset: int, journal: Journal | None, synced_sequence: int | None
     ) -> Offset:
-        with self._cut_lock, self.files_held():
+        with self._truncation_lock, self.files_held():
             if offset < self.log_start_offset:
                 raise self._out_of_range(offset)
             if offset >= self.log_end_offset:
                 return self.log_end_offset
             self._version += 1
             try:
-                self._cut_at(self._place_of(offset), journal, synced_sequence)
+                self._mark_and_truncate(self._truncation_point(offset), journal, synced_sequence)
             except (LogPoisonedError, DiskFullError):
                 self.poisoned = True  # the files may already be shorter than the log's state
                 raise
-            # Again: a checkpoint begun meanwhile describes a state in between.
+            # Again, because a checkpoint that began meanwhile describes a state in between.
             self._version += 1
             return self.log_end_offset
 
-    def _cut_at(self, place: _Place, journal: Journal | None, synced_sequence: int | None) -> None:
+    def _mark_and_truncate(
+        self, place: _TruncationPoint, journal: Journal | None, synced_sequence: int | None
+    ) -> None:
         truncations = self.truncations
         if journal is not None:
             truncations = self._write_marker(place, journal, synced_sequence)
         self._truncate(place)
-        # Last: until it is truncated, the marker must count more than any checkpoint.
+        # Set last: until the log is truncated, the marker must take precedence over any checkpoint.
         self.truncations = truncations
-        start = max(self.log_start_offset, self._noted_start)
-        if self.log_end_offset < start:  # it lies inside the removed batch
+        start = max(self.log_start_offset, self._stored_start)
+        if self.log_end_offset < start:  # the log start lies inside the removed batch
             self.restart_at(start)
 
-    def _place_of(self, offset: int) -> _Place:
+    def _truncation_point(self, offset: int) -> _TruncationPoint:
         """Return the point at which the segments are truncated for ``offset``."""
         segments = self._layout.segments
         kept = bisect_right(self._layout.bases, offset)
@@ -270,9 +272,11 @@ class Log(LogDurability):
             position = place.position
             header = header_at(last.view(position, HEADER_BYTES), 0)
             end = min(offset, header.base_offset) if header is not None else offset
-        return _Place(kept, position, end)
+        return _TruncationPoint(kept, position, end)
 
-    def _write_marker(self, place: _Place, journal: Journal, synced_sequence: int | None) -> int:
+    def _write_marker(
+        self, place: _TruncationPoint, journal: Journal, synced_sequence: int | None
+    ) -> int:
         """Write the truncation marker, once the batches that stay are durable.
 
         Returns:
@@ -291,7 +295,7 @@ class Log(LogDurability):
         self._stable_base = min(self._stable_base, last.base_offset)
         return state.truncations
 
-    def _truncate(self, place: _Place) -> None:
+    def _truncate(self, place: _TruncationPoint) -> None:
         kept = self._layout.segments[: place.segments]
         gone = list(reversed(self._layout.segments[place.segments :]))
         for segment in gone:
@@ -302,13 +306,13 @@ class Log(LogDurability):
             gone.append(last)
         else:
             last.truncate(place.position, place.end)
-        with self._layout_lock:  # retention may have removed the first ones meanwhile
+        with self._layout_lock:  # retention may have removed the first segments meanwhile
             there = self._layout.segments
             self._arrange([*(each for each in kept[:-1] if each in there), active])
-        self._let_go(gone)
+        self._free_segments(gone)
 
     def _unsealed(self, segment: Segment, position: int, next_offset: int) -> Segment:
-        """Return a copy of the beginning of a sealed segment: readers map the old file."""
+        """Return a copy of the beginning of a sealed segment, since readers map the old file."""
         segment.pin()
         content = segment.view(0, position)
         self._disk.write_atomically(segment.path, content)
@@ -320,11 +324,11 @@ class Log(LogDurability):
         self._disk.unlink(segment.path.with_suffix(SUBJECTS_SUFFIX))
         return fresh
 
-    def truncate_before(self, offset: int) -> None:
-        """Remove the records below ``offset`` durably; files are removed by whole segments.
+    def delete_before(self, offset: int) -> None:
+        """Delete the records below ``offset`` durably; files are removed by whole segments.
 
         Raises:
-            OffsetOutOfRangeError: beyond the log end offset.
+            OffsetOutOfRangeError: ``offset`` is beyond the log end offset.
             DiskFullError: no space to store the new start, even after removing segments.
             LogPoisonedError: a write failed.
         """
@@ -333,13 +337,13 @@ class Log(LogDurability):
         if offset <= self.log_start_offset:
             return
         try:
-            self.note_start(offset)
+            self.store_start(offset)
         except DiskFullError:
             self.make_room(offset)
-            self.note_start(offset)
-        self.drop_before(offset)
+            self.store_start(offset)
+        self.move_start(offset)
 
-    def note_start(self, offset: int) -> None:
+    def store_start(self, offset: int) -> None:
         """Store the new log start durably; any thread.
 
         Raises:
@@ -348,23 +352,23 @@ class Log(LogDurability):
             ShuttingDownError: the log was closed or deleted; its directory may be a new log's.
         """
         with self.files_held():
-            if offset > self._noted_start:
+            if offset > self._stored_start:
                 self._disk.write_atomically(self.directory / START_NAME, format_start(offset))
-                self._noted_start = Offset(offset)
+                self._stored_start = Offset(offset)
 
     def make_room(self, offset: int) -> None:
         """Remove the segments below ``offset`` that may be removed before the start is stored.
 
-        That may free the space that storing it needs. Recovery copes with missing files before the
-        checkpoint; the others must stay until the start is durable.
+        That may free the space that storing the start needs. Recovery accepts that files before
+        the checkpoint are missing; the others must stay until the start is durable.
         """
         self._drop_below(min(offset, self._stable_base))
         self._reclaim(partial(self._disk.sync_directory, self.directory))
 
-    def drop_before(self, offset: int) -> None:
-        """Remove the records below ``offset``, which was stored as the start."""
+    def move_start(self, offset: int) -> None:
+        """Move the log start to ``offset``, which was stored, and remove segments below it."""
         if self._closed or offset > self.log_end_offset:
-            return  # it was deleted or truncated meanwhile
+            return  # the log was deleted or truncated meanwhile
         with self._layout_lock:
             self.log_start_offset = Offset(max(offset, self.log_start_offset))
         self._drop_below(offset)
@@ -372,26 +376,26 @@ class Log(LogDurability):
     def restart_at(self, offset: int) -> None:
         """Drop every record and continue, empty, at ``offset`` beyond the end; durable on return.
 
-        For a replica that was away so long that the leader no longer has the records it lacks.
+        For a replica that was offline so long that the leader no longer has the records it lacks.
 
         Raises:
             DiskFullError: no space; nothing changed.
             LogPoisonedError: a write failed.
         """
-        assert offset > self.log_end_offset, "up to the end, truncate_before does"
-        with self._cut_lock, self.files_held():
+        assert offset > self.log_end_offset, "for offsets up to the end call delete_before"
+        with self._truncation_lock, self.files_held():
             self._version += 1
-            self.note_start(offset)
+            self.store_start(offset)
             with self._layout_lock:
                 old = self._layout.segments
                 self._arrange([Segment(self.directory, Offset(offset), disk=self._disk)])
                 self.log_start_offset = Offset(offset)
             for segment in old:
                 segment.doom()
-            # Their names must not return after a power loss: recovery would continue in them.
+            # The files must not return after a power loss, since recovery would continue in them.
             self._disk.sync_directory(self.directory)
             self._version += 1  # as in ``_truncate_to``
-        self._let_go(old)
+        self._free_segments(old)
 
     def _drop_below(self, offset: int) -> None:
         with self._layout_lock:
@@ -401,9 +405,9 @@ class Log(LogDurability):
             if gone:
                 self._arrange([*keep, segments[-1]])
                 self.log_start_offset = Offset(max(self.log_start_offset, self._layout.bases[0]))
-        self._let_go(gone)
+        self._free_segments(gone)
 
-    def _let_go(self, gone: Sequence[Segment]) -> None:
+    def _free_segments(self, gone: Sequence[Segment]) -> None:
         """Free the space of segments that no longer belong to the log.
 
         If another segment has taken the name, only the mapped bytes are freed.
@@ -416,7 +420,7 @@ class Log(LogDurability):
         for segment in segments:
             with self._names_lock:
                 segment.retire()
-                if segment.path in names or self._closed:  # its directory is removed whole
+                if segment.path in names or self._closed:  # a closed log's goes whole
                     continue
                 segment.doom()
             self._disk.remove_large(segment.path)  # takes long; no other segment has this name
@@ -444,20 +448,20 @@ class Log(LogDurability):
             self._disk.rename(cleaned, old.path)
             with self._layout_lock:
                 self._arrange([new if each is old else each for each in self._layout.segments])
-            self._let_go([old])  # before a truncation may remove the new one's name
+            self._free_segments([old])  # now, before a truncation may remove the new segment's file
         return True
 
     def keep_index(self, segment: Segment, path: Path, data: Bytes) -> bool:
-        """Give a segment an index file, unless it went away meanwhile; not synced; any thread.
+        """Write a segment's index file, unless the segment was removed meanwhile; any thread.
 
-        The file is replaced, not written: readers have it mapped.
+        Not synced. A new file replaces the old one, because readers have mapped that.
 
         Returns:
-            Whether it has it.
+            Whether it was written.
 
         Raises:
             DiskFullError: no space.
-            LogPoisonedError: it could not be written.
+            LogPoisonedError: the file could not be written.
         """
         fresh = path.with_name(path.name + ".new")
         self._disk.write_whole(fresh, data)
@@ -469,15 +473,15 @@ class Log(LogDurability):
         return True
 
     def index_subjects(self, start: int) -> int:
-        """Make the subject indexes that stable segments from ``start`` on lack; any thread.
+        """Build missing subject indexes of stable segments from ``start`` on; any thread.
 
         The active segment gets one, too, if it has not grown since the last call.
 
         Returns:
-            Where to go on.
+            The offset to continue from.
 
         Raises:
-            StrandlineError: a segment cannot be read, or not decrypted.
+            StrandlineError: a segment cannot be read or decrypted.
         """
         for segment in self.stable_segments:
             if segment.next_offset > start:
@@ -485,8 +489,8 @@ class Log(LogDurability):
                     self.subjects.prepare(segment)
                 start = segment.next_offset
         active = self.segments[-1]
-        known, self._quiet_at = self._quiet_at, (active.base_offset, active.size)
-        if known == self._quiet_at:
+        known, self._indexed_active = self._indexed_active, (active.base_offset, active.size)
+        if known == self._indexed_active:
             self.subjects.prepare(active)
         return start
 

@@ -27,10 +27,10 @@ def delete_log_directory(directory: Path, *, disk: Disk) -> None:
 
 
 def doom_log_directory(directory: Path, *, disk: Disk) -> Path:
-    """Rename a log's directory for ``remove_doomed``; not synced. Return its new path.
+    """Mark a log's directory for ``remove_doomed`` by renaming it, not synced; return its new path.
 
     Raises:
-        LogPoisonedError: a file of an earlier such directory could not be removed.
+        LogPoisonedError: a file of an earlier marked directory could not be removed.
     """
     doomed = directory.with_name(directory.name + DELETED_SUFFIX)
     if disk.exists(doomed):
@@ -41,7 +41,7 @@ def doom_log_directory(directory: Path, *, disk: Disk) -> Path:
 
 
 def remove_doomed(directory: Path, *, disk: Disk) -> None:
-    """Remove a doomed directory, if it exists.
+    """Remove a directory that ``doom_log_directory`` has renamed, if it exists.
 
     Raises:
         LogPoisonedError: a file could not be removed.

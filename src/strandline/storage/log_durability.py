@@ -1,10 +1,10 @@
 """The parts of a log that are in memory, in its files, and durable on disk.
 
-Rules: batches are gathered in memory, since the journal has them. The log's owner writes them; any
-thread may sync what is written. A checkpoint names what a sync has made durable. Batches that are
-in no journal may be synced alone, as long as no recovery could put others in their place. A log
-whose batches are in a journal gets a truncation marker (``truncation_marker``) before it is
-truncated.
+Rules: batches are gathered in memory, since the journal has them. The log's owner writes them to
+the file; any thread may sync the file. A checkpoint names the part that a sync has made durable.
+Batches that are in no journal may be synced alone, as long as no recovery could replace them by
+others. A log whose batches are in a journal gets a truncation marker (``truncation_marker``) before
+it is truncated.
 """
 
 import contextlib
@@ -43,15 +43,15 @@ class LogDurability(LogReads):
         super().__init__(directory, segments, log_start_offset)
         self._disk = disk
         self.journal: Journal | None = None
-        """Where its batches are, too, and recovery would look for them; None: in its files alone.
+        """The journal that has the log's batches, too, and that recovery reads; None without one.
         """
         self._reclaim: Callable[[Callable[[], None]], None] = _now
         self.truncations = 0
         """The number of truncations that had a marker."""
-        self._is_held_up = False
-        """Whether the last write of batches in memory failed for lack of space."""
+        self._lacked_space = False
+        """Whether the last ``write_pending`` failed for lack of space."""
         self._write_lock = threading.Lock()
-        """Held during that write: another thread may be about to truncate."""
+        """Held during ``write_pending``, since another thread may be about to truncate."""
         self._stable_base = 0
         self._version = 1
         """Incremented by each truncation."""
@@ -59,20 +59,20 @@ class LogDurability(LogReads):
         """The versions of the last checkpoint that was taken, and of the last durable one."""
 
     def reclaim_with(self, run: Callable[[Callable[[], None]], None]) -> None:
-        """Remove files by ``run``: at once or on a thread for that, in the order given."""
+        """Pass removals of files to ``run``, which runs them at once or on a thread, in order."""
         self._reclaim = run
 
     # -- in memory, or written (one thread) ------------------------------------------------------
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes of batches that are in memory only."""
+        """The bytes of batches that are in memory only."""
         return self._layout.segments[-1].pending_bytes
 
     @property
     def can_write_pending(self) -> bool:
         """Whether the batches in memory are enough to be worth a system call."""
-        # In one step: asked for each batch of a group commit.
+        # One expression, because this runs for each batch of a group commit.
         pending_bytes = self._layout.segments[-1].pending_bytes
         return pending_bytes >= WORTH_WRITING_BYTES and not (self._closed or self.poisoned)
 
@@ -92,18 +92,18 @@ class LogDurability(LogReads):
             self.poisoned = True
             raise
         except UnavailableError:
-            self._is_held_up = True
+            self._lacked_space = True
             raise
-        self._is_held_up = False
+        self._lacked_space = False
 
     # -- written, or on the disk -----------------------------------------------------------------
 
     @property
     def can_do_without_journal(self) -> bool:
-        """Whether recovery would find durable batches here that are in no journal.
+        """Whether recovery keeps synced batches that are in no journal.
 
-        Only once a checkpoint includes the last truncation. Until then the journal may have
-        truncated batches, and recovery would restore them over the ones that replaced them.
+        It does once a checkpoint includes the last truncation. Until then the journal may have
+        truncated batches, and recovery would overwrite later batches with them.
         """
         return self._version == self._checkpointed_version and not (self._closed or self.poisoned)
 
@@ -135,14 +135,14 @@ class LogDurability(LogReads):
 
     @property
     def can_write_back(self) -> bool:
-        """Whether the disk could start writing part of what the next ``flush`` waits for."""
+        """Whether ``write_back`` has something to do."""
         return not self._closed and self._layout.segments[-1].can_write_back
 
     def write_back(self) -> None:
-        """Start writing the next part to the disk; any thread."""
-        active = self._layout.segments[-1]  # it may be replaced meanwhile
+        """Start writing to the disk what the next ``flush`` waits for; any thread."""
+        active = self._layout.segments[-1]  # read once: it may be replaced meanwhile
         if not self._closed and active.can_write_back:
-            with contextlib.suppress(RetiredSegmentError):  # it was removed just now
+            with contextlib.suppress(RetiredSegmentError):  # the segment was removed just now
                 active.write_back()
 
     def flush(self) -> None:
@@ -158,8 +158,8 @@ class LogDurability(LogReads):
     def sync_written(self) -> None:
         """Make every batch that is in a file, not only in memory, survive a power loss; any thread.
 
-        For batches that are in no journal; see ``can_do_without_journal``. Their page cache is
-        dropped: a replica that is being filled has no readers yet, and would displace other data.
+        For batches that are in no journal; see ``can_do_without_journal``. They are dropped from
+        the page cache: a replica that catches up has no readers yet, and would displace other data.
 
         Raises:
             LogPoisonedError: a sync failed, now or earlier.

@@ -1,8 +1,9 @@
 """The generation of a log: the journal sequence at which a log with a reused id began.
 
-A replica that moved away may return, with the same log id. The journal may still have entries of
-the old log, and the checkpoint its durable end. So the new log's directory has a file with the
-journal's sequence at its creation. Journal entries and checkpoints up to it are the old log's.
+A replica that moved to another broker may return, with the same log id. The journal may still have
+entries of the old log, and the checkpoint its durable end. So the new log's directory has a file
+with the journal's sequence at its creation: journal entries and checkpoints up to it are the old
+log's.
 """
 
 from pathlib import Path
@@ -15,14 +16,14 @@ from strandline.storage.log_directory import UNFINISHED_SUFFIX
 
 GENERATION_NAME = "log-generation"
 UNUSED = -1
-"""Lower than any sequence."""
+"""The generation of a log with a new id: below any sequence."""
 
 
 def write_generation(directory: Path, synced_sequence: int, *, disk: Disk) -> None:
     """Create the directory of a new log, durably, with its generation.
 
-    The directory gets its name only when the file is in it: without the file it would count as
-    the old log's. An unfinished directory is removed like a deleted log.
+    The directory gets its name only when the file is in it, because without the file it would
+    count as the old log. An unfinished directory is removed like a deleted log.
 
     Args:
         directory: the directory of the log; must not exist yet.
@@ -44,7 +45,7 @@ def write_generation(directory: Path, synced_sequence: int, *, disk: Disk) -> No
 
 
 def read_generation(directory: Path, *, disk: Disk) -> int:
-    """Return the journal's sequence at the creation; ``UNUSED`` if the id was not used before.
+    """Return a log's generation; ``UNUSED`` if its id was not used before.
 
     Raises:
         CorruptBatchError: the file is corrupt.

@@ -1,4 +1,4 @@
-"""The first step of recovery: a log according to its files, before the journal is read.
+"""The first step of recovery: opens a log from its files, before the journal is read.
 
 It starts in the segment that the checkpoint names; earlier segments are complete. Without a
 checkpoint everything up to the last intact batch counts.
@@ -28,8 +28,8 @@ class LogOpening:
         directory: the directory of the log; created if missing.
         disk: the file system.
         segment_bytes: roll to a new segment before it would grow beyond this.
-        at: how far it is known to be durable; None: unknown.
-        is_only_copy: no other replica has what is lost here.
+        at: the part that is known to be durable; None: unknown.
+        is_only_copy: whether no other replica has records that are lost here.
 
     Attributes:
         log_start_offset: the largest start offset that was ever made durable.
@@ -118,7 +118,7 @@ class LogOpening:
             segment.has_durable_name = at.position > 0
             if not self._has_other_batches(at):
                 return
-            # It was truncated since, and has grown again with another leader's batches.
+            # The log was truncated since, and has grown again with another leader's batches.
             self._begin(
                 Segment(self.directory, segment.base_offset, disk=self._disk), self._on_disk
             )
@@ -127,7 +127,7 @@ class LogOpening:
     def _has_other_batches(self, at: LogCheckpoint) -> bool:
         """Whether intact batches cross the checkpoint's end, or reach it with another offset.
 
-        Corruption does not prove that: then the checkpoint counts, and no offset is used twice.
+        Corruption is no proof of that: then the checkpoint counts, and no offset is used twice.
         """
         index = self._active.index
         marks = reversed(index.positions) if index is not None else ()
@@ -140,10 +140,10 @@ class LogOpening:
         return position > at.position or (position == at.position and end != at.log_end_offset)
 
     def _take_all(self) -> None:
-        """Count everything up to the last intact batch, including holes; without a checkpoint."""
+        """Count everything up to the last intact batch, including holes, without a checkpoint."""
         self._extend(OFFSET_MAX)
         while (rest := self._on_disk - self._active.size) > 0:
-            segment = self._active  # it may have been replaced when it was extended
+            segment = self._active  # extending may have replaced it
             view = self._seen(segment.size, rest)
             found = find_intact(view, 0, after=segment.next_offset, below=OFFSET_MAX)
             if found < 0:
@@ -211,23 +211,23 @@ class LogOpening:
 
     def _roll(self, base_offset: int) -> None:
         """Continue in the next segment, in the file with this name if it exists."""
-        self._trim()
+        self._discard_tail()
         self._active.seal()
-        self._active.sync()  # do not keep its file open: a log may have many
+        self._active.sync()  # so that its file can be closed: a log may have many
         self._active.release()
         self._sealed.append(self._active)
         self._begin_at(base_offset)
 
-    def _go_on_at(self, base_offset: int) -> None:
-        """Leave a gap between two segments, since offsets are dense within one."""
+    def _continue_at(self, base_offset: int) -> None:
+        """Continue at ``base_offset`` in another segment: gaps lie between segments only."""
         if self._active.size:
             self._roll(base_offset)
         else:
             self._remove(self._active)
             self._begin_at(base_offset)
 
-    def _trim(self) -> None:
-        """Truncate the active file to the bytes that count."""
+    def _discard_tail(self) -> None:
+        """Discard the bytes of the active file that do not count, such as torn batches."""
         active = self._active
         if self._on_disk > active.size:
             self._disk.truncate(active.file.fd, active.size)
@@ -236,7 +236,7 @@ class LogOpening:
         active.adopt(active.size)
 
     def _remove(self, segment: Segment) -> None:
-        """Remove a file, whose name must not return at an offset that the log will reach."""
+        """Remove a segment's files; they must not return where the log will grow."""
         segment.remove_files()
         self._has_removed = True
 

@@ -1,7 +1,7 @@
-"""The read side of a log: its segments at a moment, and batches from an offset on.
+"""The read side of a log: its present segments, and batches from an offset on.
 
-Any thread may use it while another writes: readers take the tuple of segments once and keep alive
-what they hold. A batch is served only if its checksum is right; corruption raises
+Any thread may use it while another writes: readers take the tuple of segments once, and what they
+hold stays valid. A batch is served only if its checksum is right; corruption raises
 ``CorruptBatchError``, which has the offset at which reading can continue. Must not know how
 segments are added and removed.
 """
@@ -40,15 +40,16 @@ class LogSlice(NamedTuple):
 
     buffer: memoryview
     base_offset: Offset
-    """Of the first batch; may be below the offset asked for, or above it where compaction cut."""
+    """The base offset of the first batch; below the requested offset if that lies inside the batch,
+    above it if compaction removed records."""
     next_offset: Offset
-    """The offset of the next read."""
+    """The offset at which to continue."""
     file: Path
     position: Position
 
 
 class Layout(NamedTuple):
-    """Segments and their base offsets, replaced together."""
+    """The segments and their base offsets, replaced together."""
 
     segments: tuple[Segment, ...]
     bases: tuple[int, ...]
@@ -67,12 +68,12 @@ class LogReads:
         self.log_start_offset = start
         self.poisoned = False
         self.sealer: Sealer | None = None
-        """Decrypts the batches of an encrypted stream, which are served as stored."""
+        """Encrypts and decrypts the batches of an encrypted stream; they are served as stored."""
         self._closed = False
         self._arrange(segments)
 
     def seal_with(self, sealer: Sealer | None) -> None:
-        """Encrypt and decrypt batches by ``sealer``; None: they are stored in the clear."""
+        """Encrypt and decrypt batches with ``sealer``; None: they are stored in clear."""
         self.sealer = sealer
 
     @property
@@ -86,17 +87,17 @@ class LogReads:
         return sum(segment.size for segment in self._layout.segments)
 
     def bytes_from(self, offset: int) -> int:
-        """Return the bytes from an offset to the end, or a little more: the index is sparse."""
+        """Return about how many bytes there are from an offset to the end, rounded up."""
 
         def count(layout: Layout) -> int:
             first = max(bisect_right(layout.bases, offset) - 1, 0)
             later = sum(segment.size for segment in layout.segments[first + 1 :])
             return later + layout.segments[first].bytes_from(offset)
 
-        return self.as_it_is(count)
+        return self.with_layout(count)
 
-    def as_it_is(self, look: Callable[[Layout], T]) -> T:
-        """Call ``look``, again if a segment was removed or replaced meanwhile.
+    def with_layout(self, look: Callable[[Layout], T]) -> T:
+        """Call ``look`` with the segments; again if one was removed or replaced meanwhile.
 
         Raises:
             ShuttingDownError: the log was closed or deleted.
@@ -113,7 +114,7 @@ class LogReads:
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """The segments at this moment, the last one active."""
+        """The present segments, the last one active."""
         return self._layout.segments
 
     def _arrange(self, segments: Sequence[Segment]) -> None:
@@ -127,7 +128,7 @@ class LogReads:
         Args:
             offset: from the log start offset to the log end offset.
             bytes_max: the most bytes to return, but at least one batch.
-            below: only batches whose base offset is less than this.
+            below: return only batches whose base offset is less than this.
             verify: check every batch's checksum.
 
         Returns:
@@ -137,7 +138,7 @@ class LogReads:
             OffsetOutOfRangeError: the offset is not in the log.
             CorruptBatchError: the offset is in a corrupt batch; has the offset to continue at.
         """
-        return self.as_it_is(
+        return self.with_layout(
             lambda layout: self._read(layout, offset, bytes_max, below=below, verify=verify)
         )
 
@@ -148,7 +149,7 @@ class LogReads:
         try:
             return segment.is_at_hand(offset)
         except StrandlineError:
-            return False  # who reads it gets the error
+            return False  # whoever reads the record gets the error
 
     def _read(
         self, layout: Layout, offset: int, bytes_max: int, *, below: int, verify: bool
@@ -190,7 +191,7 @@ class LogReads:
             return found
         raise CorruptBatchError(
             f"records {offset} to {following - 1} are missing from the files before it;"
-            f" reading can go on from offset {following}",
+            f" reading can continue at offset {following}",
             file=str(found.file),
             position=found.position,
             first_offset=offset,
@@ -212,19 +213,19 @@ class LogReads:
         if segment.read_ahead(found.position, end):
             layout.segments[index + 1].read_ahead(0, 0)
 
-    def opened(self, batches: Buffer) -> pa.Buffer:
+    def decrypted(self, batches: Buffer) -> pa.Buffer:
         """Return this log's batches decrypted, if the stream is encrypted; see ``Sealer``.
 
         Raises:
-            EncryptionKeyError, DecryptionError: the first one cannot be decrypted.
+            EncryptionKeyError, DecryptionError: the first batch cannot be decrypted.
         """
-        return pa.py_buffer(batches) if self.sealer is None else self.sealer.open(batches)
+        return pa.py_buffer(batches) if self.sealer is None else self.sealer.decrypt(batches)
 
     def offset_since(self, timestamp_ns: TimestampNs) -> Offset:
-        """Return the offset at which records since ``timestamp_ns`` begin, searching backwards.
+        """Return an offset before all records since ``timestamp_ns``, searching backwards.
 
-        The result may be too early, not too late. A single record with a wrong timestamp moves it
-        by a segment or two; it would move that of ``offset_for_timestamp`` to the record.
+        The result may be too early, but not too late. One record with a wrong timestamp moves it by
+        a segment or two, while ``offset_for_timestamp`` would return that record.
         """
         newest: list[int] = []
         start = self.log_start_offset
@@ -247,20 +248,22 @@ class LogReads:
             start: search from this offset on; None: the whole log.
 
         Returns:
-            The log end offset if there is none. Corrupt batches are skipped. Of a batch that
-            cannot be decrypted it is the first offset, which is not too late.
+            The log end offset if there is none. Corrupt batches are skipped. If a batch cannot be
+            decrypted, its first offset is returned, which is not too late.
         """
         first = max(start or 0, self.log_start_offset)
 
         def find(layout: Layout) -> Offset:
             for segment in layout.segments:
                 if segment.next_offset > first:
-                    found = first_record_at(segment, timestamp_ns, start=first, opened=self.opened)
+                    found = first_record_at(
+                        segment, timestamp_ns, start=first, decrypt=self.decrypted
+                    )
                     if found is not None:
                         return Offset(found)
             return Offset(layout.segments[-1].next_offset)
 
-        return self.as_it_is(find)
+        return self.with_layout(find)
 
     def _out_of_range(self, offset: int) -> OffsetOutOfRangeError:
         return OffsetOutOfRangeError(
@@ -286,7 +289,7 @@ def _collect(
     if header.base_offset >= below:
         whole = segment.view(position, min(header.length, rest))
         if verify and intact_at(whole, 0) is None:
-            return None  # a corrupt offset must not look like an uncommitted one
+            return None  # a corrupt base offset must not look like the end of the read
         following = Offset(below)
         return LogSlice(memoryview(b""), following, following, segment.path, Position(position))
     if len(view) < header.length <= rest:

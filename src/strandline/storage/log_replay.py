@@ -2,10 +2,10 @@
 
 Rules:
 - bytes that might be the only copy are not removed before the whole journal has been read;
-- a journaled batch that is intact in its place is only counted, else it is written there;
-- where the journal is corrupt, intact batches that continue the log on disk fill the gap. What
-  neither has is a hole, which is reported;
-- a batch below the end means that the log was truncated before the batch was written;
+- a journaled batch that is intact in the segment is only counted, else it is written there;
+- where the journal is corrupt, intact batches that continue the log on disk fill the gap. A range
+  that neither has is a hole, which is reported;
+- a journaled batch below the log end means that the log was truncated before the batch was written;
 - if the checkpoint's segment is missing, a log without replicas continues after the lost range, so
   that no offset is used twice. A replica truncates there, since its leader has everything;
 - intact batches after the last journaled one are kept: they were written in order, and their
@@ -38,14 +38,15 @@ class _Unreadable(NamedTuple):
     file: Path
     position: Position
     after: int
-    """The log end offset at this point of the replay."""
+    """The log end offset when the replay reached the batch."""
 
 
 class LogReplayer(LogOpening):
     """A log that is being recovered.
 
     Attributes:
-        records, bytes: counted or written from the journal.
+        records: how many records of the journal were counted or written.
+        bytes: how many bytes these are.
     """
 
     records = 0
@@ -61,7 +62,7 @@ class LogReplayer(LogOpening):
         """Replay the journal entry at ``position`` of ``file`` for this log.
 
         Args:
-            part: the batches; empty if other batches are in their place.
+            part: the batches; empty if the journal has another entry's batches there.
             file: the file of the journal.
             position: the position of the entry.
         """
@@ -77,16 +78,17 @@ class LogReplayer(LogOpening):
             at += header.length
 
     def finish(self, *, keep_lost: bool = False) -> list[Segment]:
-        """Remove what does not count; return the segments, the last of them active.
+        """Discard what does not count; return the segments, the last of them active.
 
         Args:
-            keep_lost: the journal was corrupt: rename files that do not fit, do not remove them.
+            keep_lost: rename files that do not fit instead of removing them, because the journal
+                was corrupt.
         """
         self._skip_removed()
         self._settle(below=OFFSET_MAX)
         self._extend(OFFSET_MAX)
-        self._go_on_behind_loss()
-        self._trim()
+        self._continue_after_loss()
+        self._discard_tail()
         for base in sorted(self._later):
             segment = Segment(self.directory, base, disk=self._disk)
             if keep_lost:
@@ -97,8 +99,8 @@ class LogReplayer(LogOpening):
             self._disk.sync_directory(self.directory)
         return [*self._sealed, self._active]
 
-    def _go_on_behind_loss(self) -> None:
-        """Report what the checkpoint promises and is lost; an only copy continues after it."""
+    def _continue_after_loss(self) -> None:
+        """Report lost records that the checkpoint promises; an only copy continues after them."""
         at = self._at
         end = max(self.log_end_offset, self.log_start_offset)
         if at is None or end >= at.log_end_offset or self._was_truncated:
@@ -106,8 +108,8 @@ class LogReplayer(LogOpening):
         lost = f"records {self.log_end_offset} to {at.log_end_offset - 1} are lost"
         self._report(self._active.path, self._active.size, lost)
         if self._is_only_copy:
-            # Before files that do not fit are removed: the one that begins there fits now.
-            self._go_on_at(at.log_end_offset)
+            # Before files that do not fit are removed, since one that begins here fits now.
+            self._continue_at(at.log_end_offset)
             self._extend(OFFSET_MAX)
 
     def _redo(
@@ -146,8 +148,8 @@ class LogReplayer(LogOpening):
         if end >= self.log_start_offset:
             lost = f"records {end} to {base_offset - 1} are lost"
             self._report(self._active.path, self._active.size, lost)
-        # Else they were deleted, perhaps except for the first of them.
-        self._go_on_at(base_offset)
+        # Otherwise these records, or all but the first of them, had been deleted.
+        self._continue_at(base_offset)
 
     def _skip_removed(self) -> None:
         """Continue in the segment with the log start, if earlier ones were deleted."""
@@ -182,7 +184,7 @@ class LogReplayer(LogOpening):
         if header.base_offset >= active.next_offset:
             return False
         if header.base_offset < active.base_offset:
-            return self._at is None  # sealed, and possibly compacted since
+            return self._at is None  # in a sealed segment, which may have been compacted since
         try:
             place = active.locate(header.base_offset)
         except CorruptBatchError as hole:
@@ -200,11 +202,11 @@ class LogReplayer(LogOpening):
     def _corrupt(
         self, batch: memoryview, header: BatchHeader | None, *, file: Path, position: Position
     ) -> None:
-        """Note a corrupt batch in the journal. Its header may be corrupt, too: see ``_settle``."""
+        """Remember a corrupt batch of the journal until its end is known; see ``_settle``."""
         self._unreadable.append(_Unreadable(batch, header, file, position, self.log_end_offset))
 
     def _settle(self, *, below: int) -> None:
-        """Take corrupt batches from the disk, else keep the hole; its end is known now.
+        """Replace corrupt batches of the journal by those on disk, or keep them as a hole.
 
         Args:
             below: the offset at which the next intact batch begins.
@@ -216,7 +218,7 @@ class LogReplayer(LogOpening):
             end = self.log_end_offset
             restored = end > max(after, kept)
             if header is not None and header.base_offset == end and header.next_offset <= below:
-                self._write(batch, header)  # keeps later offsets
+                self._write(batch, header)  # so that later batches keep their offsets
                 kept, restored = self.log_end_offset, False
             where = f"in the journal after offset {after} of {self.directory.name}"
             outcome = "restored from the segment" if restored else "not restored"
@@ -233,7 +235,7 @@ class LogReplayer(LogOpening):
         active.advance(header)
 
     def _truncate(self, offset: int) -> None:
-        """Remove what the log had from ``offset`` on: it was truncated there."""
+        """Truncate the log at ``offset``, as it was before the next batch was written."""
         self._was_truncated = True
         while offset < self._active.base_offset and self._sealed:
             self._remove(self._active)

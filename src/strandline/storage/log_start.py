@@ -1,4 +1,4 @@
-"""The file that keeps a log's start offset: the number and its checksum."""
+"""The file with a log's start offset: the number and its checksum."""
 
 from typing import Final
 

@@ -1,10 +1,10 @@
 """The subject indexes of a log: loaded from their files, or built if there are none.
 
-Rules: nothing is indexed while it is written. A sealed segment's index is built on a thread and
-kept in a mapped file. That of the active segment is in memory, built on first use and then
-extended; one that has stopped growing gets a file, too. A segment with corruption has no index, so
-it is read, and the corruption is found. In an encrypted stream the file is a sealed batch whose
-value is the index: it is decrypted into memory, and no subject is on the disk in clear. Any thread.
+Rules: writes do not index. A sealed segment's index is built on a thread and kept in a mapped file.
+The active segment's index is in memory, built on first use and then extended; it gets a file, too,
+when the segment stops growing. A segment with corruption has no index, so it is read, and the
+corruption is found. In an encrypted stream the file is a sealed batch whose value is the index: it
+is decrypted into memory, and no subject is on disk in clear. Any thread.
 """
 
 import threading
@@ -40,31 +40,31 @@ from strandline.types import LeaderEpoch, Offset, TimestampNs
 
 WINDOW_BYTES: Final = 4 << 20
 WORTH_STORING_BYTES: Final = 1 << 20
-"""An active segment's file is written again when so much more is indexed."""
+"""An active segment's index file is written again when this many more bytes are indexed."""
 MERGE_BYTES: Final = 128 << 20
-"""Rows of this many bytes of log are merged, so that decoded batches are freed."""
+"""After this many bytes of log the rows are merged, so that decoded batches are freed."""
 T = TypeVar("T")
 
 
 class IndexedFiles(Protocol):
-    """The log, as far as its indexes need to know it."""
+    """The part of a log that its indexes use."""
 
     sealer: Sealer | None
 
-    def opened(self, batches: Buffer) -> pa.Buffer:
-        """Return batches as they were before they were sealed."""
+    def decrypted(self, batches: Buffer) -> pa.Buffer:
+        """Return batches decrypted."""
 
     def keep_index(self, segment: Segment, path: Path, data: Buffer) -> bool:
-        """Give a segment an index file, unless it went away; return whether it has it."""
+        """Write a segment's index file unless the segment was removed; return whether it was."""
 
 
 class GrowingIndex:
-    """The index of a segment on its way to the end of the segment.
+    """The index of a segment that is not complete yet.
 
     Args:
-        segment: active, or sealed and without a file.
-        log: opens what is encrypted.
-        beginning: the index of its beginning, from a file.
+        segment: an active segment, or a sealed one without an index file.
+        log: decrypts batches.
+        beginning: the index of the segment's beginning, from a file.
     """
 
     def __init__(
@@ -72,25 +72,25 @@ class GrowingIndex:
     ) -> None:
         self._segment = segment
         self._log = log
-        self.cuts = segment.cuts
-        """How often the segment had been truncated: after one more this is of no use."""
+        self.truncations = segment.truncations
+        """The segment's truncations so far; after another one this index is invalid."""
         self.lock = threading.Lock()
         self.runs: list[SubjectIndex] = []
-        """Indexes of neighbouring parts; each about twice as large as the next."""
+        """Indexes of consecutive parts, each about twice as large as the next."""
         self.is_broken = False
-        """Whether corruption was met, so that nobody knows all subjects."""
+        """Whether corruption was found, so that some subjects are unknown."""
         self._about = IndexedLog(0, 0, 0, segment.base_offset, segment.base_offset)
         self._flags = 0
         if beginning is not None:
             self.runs, self._about = [beginning], beginning.about
         self.stored_bytes = self._about.log_bytes
-        """How much of the segment the file tells of."""
+        """How many bytes of the segment the index file covers."""
 
     def catch_up(self) -> None:
-        """Index what was appended since the last call; the lock is held.
+        """Index the batches appended since the last call; the lock must be held.
 
         Raises:
-            StrandlineError: the segment cannot be read, or not decrypted.
+            StrandlineError: the segment cannot be read or decrypted.
         """
         segment, before = self._segment, self._about
         size, rows, unmerged = segment.size, list[SubjectRows](), 0
@@ -121,11 +121,11 @@ class GrowingIndex:
 
     @property
     def indexed_bytes(self) -> int:
-        """How much of the segment is indexed."""
+        """How many bytes of the segment are indexed."""
         return self._about.log_bytes
 
     def whole(self) -> Buffer | None:
-        """Return the index of all that is indexed, if it is anything; the lock is held."""
+        """Return one index of all parts; None if there is none. The lock must be held."""
         return None if self.is_broken or not self.runs else self._merged(self.runs)
 
     def _next_batches(self, size: int) -> tuple[memoryview, Run]:
@@ -137,7 +137,7 @@ class GrowingIndex:
         return view, scan(view, 0, len(view), below=OFFSET_MAX)
 
     def _rows(self, batches: memoryview) -> list[SubjectRows]:
-        """Return the records that readers may see."""
+        """Return the records of batches that readers may see."""
 
         def counts(_producer_id: int, _base_offset: int) -> bool:
             self._flags = HAS_TRANSACTIONS
@@ -147,7 +147,7 @@ class GrowingIndex:
         for piece in visible_stretches(batches, counts):
             plain: Buffer | pa.Buffer = piece
             if self._log.sealer is not None:  # which may open only the first of several
-                each = (self._log.opened(piece[at : at + size]) for at, size in walk(piece))
+                each = (self._log.decrypted(piece[at : at + size]) for at, size in walk(piece))
                 plain = b"".join(batch.to_pybytes() for batch in each)
             for batch in decode_batches(plain, columns=["offset", "subject"]):
                 offsets, subjects = batch.columns
@@ -170,7 +170,7 @@ class LogSubjects:
     """The subject indexes of one log.
 
     Args:
-        log: whose segments are asked about.
+        log: the log.
         disk: the file system.
     """
 
@@ -178,17 +178,17 @@ class LogSubjects:
         self._log = log
         self._disk = disk
         self._lock = threading.Lock()
-        """Held while an index is loaded, so that a segment has one."""
+        """Held while an index is loaded, so that it is loaded once."""
 
     def look(self, segment: Segment, ask: Callable[[SubjectIndex], T]) -> list[T] | None:
-        """Ask the index of a segment, in order of offsets if it has several parts.
+        """Call ``ask`` with each part of a segment's index, in order of offsets.
 
         Returns:
-            The answers; None if the segment has no index, so that its records have to be read.
+            The results; None if the segment has no index, so that its records have to be read.
 
         Raises:
-            RetiredSegmentError: it was removed or replaced.
-            StrandlineError: it cannot be read, or not decrypted.
+            RetiredSegmentError: the segment was removed or replaced.
+            StrandlineError: the segment cannot be read or decrypted.
         """
         for _ in range(2):
             indexes = self._indexes(segment)
@@ -202,7 +202,7 @@ class LogSubjects:
         return None
 
     def prepare(self, segment: Segment) -> None:
-        """Make the index file of a sealed segment, if it has none, or of one that is quiet.
+        """Write the missing index file of a sealed segment, or that of an active one.
 
         Raises:
             StrandlineError: as ``look``.
@@ -223,14 +223,14 @@ class LogSubjects:
             whole = growing.whole()
         if whole is not None:
             stored = GrowingIndex(segment, self._log, self._store(segment, whole))
-            stored.cuts = growing.cuts
+            stored.truncations = growing.truncations
             segment.subjects = stored
 
     def _indexes(self, segment: Segment) -> list[SubjectIndex] | None:
         is_sealed = segment.sealed
         with self._lock:
             known = segment.subjects
-            if isinstance(known, GrowingIndex) and known.cuts != segment.cuts:
+            if isinstance(known, GrowingIndex) and known.truncations != segment.truncations:
                 known = None
             if known is None:
                 known = self._load(segment)
@@ -238,7 +238,7 @@ class LogSubjects:
                     known = GrowingIndex(segment, self._log, known)
             segment.subjects = known
         if is_sealed:
-            MAPPED_SEGMENTS.note_use(segment)  # lets go of its index, too, if nobody uses it
+            MAPPED_SEGMENTS.note_use(segment)  # unmapping the segment also frees its index
         if isinstance(known, SubjectIndex):
             return [known]
         assert isinstance(known, GrowingIndex), "there are two kinds"
@@ -255,7 +255,7 @@ class LogSubjects:
         return [index]
 
     def _store(self, segment: Segment, data: Buffer) -> SubjectIndex:
-        """Write an index file; if that is not possible the index stays in memory."""
+        """Write an index file; if that fails the index stays in memory."""
         stored: Buffer = data
         if self._log.sealer is not None:
             stamp = Stamp(Offset(0), LeaderEpoch(0), TimestampNs(0), "none")
@@ -265,11 +265,11 @@ class LogSubjects:
             if self._log.keep_index(segment, segment.path.with_suffix(SUBJECTS_SUFFIX), stored):
                 kept = self._load(segment)
         except StrandlineError:
-            kept = None  # such as a full disk: it is a hint, and here
+            kept = None  # such as a full disk: the file is only a cache
         return kept or SubjectIndex(data)
 
     def _load(self, segment: Segment) -> SubjectIndex | None:
-        """Return the index that a sealed segment's file has; None: no file is of any use."""
+        """Return the index in a sealed segment's file; None: there is no file, or it is invalid."""
         path = segment.path.with_suffix(SUBJECTS_SUFFIX)
         if not self._disk.exists(path):
             return None
@@ -290,14 +290,14 @@ class LogSubjects:
         header = intact_at(stored, 0)
         if header is None or header.length != len(stored):
             return b""
-        for batch in decode_batches(self._log.opened(stored), columns=["value"]):
+        for batch in decode_batches(self._log.decrypted(stored), columns=["value"]):
             value: bytes = batch.column(0)[0].as_py()
             return value
         return b""
 
 
 def _describes(about: IndexedLog, segment: Segment) -> bool:
-    """Whether an index is of this segment or its beginning, not of what was cut off."""
+    """Whether an index describes this segment or its beginning, not batches since truncated."""
     if about.log_bytes > segment.size or about.base_offset != segment.base_offset:
         return False
     header = header_at(segment.view(about.last_position, HEADER_BYTES), 0)

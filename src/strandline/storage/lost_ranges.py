@@ -1,9 +1,9 @@
 """A check for data that the checkpoint promises and that a log's files lack; opens no log.
 
 Rules: it trusts the same sources as recovery. A log's own files (generation, truncation marker,
-start) take precedence over the checkpoint; what they say was removed is not missing. Nor is what
-only the journal has to contain. Read-only; segments are listed before those files are read, so that
-what a running broker removes meanwhile does not count as missing.
+start) take precedence over the checkpoint: records that they show as removed are not missing, nor
+are records that only the journal has to contain. Read-only. Segments are listed before those files
+are read, so that segments that a running broker removes meanwhile do not count as missing.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -21,7 +21,7 @@ from strandline.storage.segment_reads import LOG_SUFFIX
 from strandline.storage.truncation_marker import read_marker
 
 QUORUM_LOG = 0
-"""The log that a broker of a cluster always has, in a directory of its own."""
+"""The id of the metadata log of a broker in a cluster; it has a directory of its own."""
 
 
 class Durable(NamedTuple):
@@ -29,13 +29,13 @@ class Durable(NamedTuple):
 
     at: LogCheckpoint
     sequence: int
-    """The journal's sequence, after which it has more."""
+    """The journal's sequence at the checkpoint; later entries may have more."""
     start: int
     """The log start offset."""
 
     @property
     def has_records(self) -> bool:
-        """Whether any records must be there."""
+        """Whether the files must have records."""
         return self.at.log_end_offset > self.start
 
 
@@ -49,7 +49,7 @@ class Missing(NamedTuple):
     """The position at which the file ends."""
     message: str
     is_certain: bool
-    """False: the log may have been deleted on purpose."""
+    """Whether this is corruption; False: the log may have been deleted on purpose."""
 
 
 def durable_part(
@@ -79,7 +79,7 @@ def find_missing(
     disk: Disk,
     known: Collection[int] | None,
 ) -> Iterator[Missing]:
-    """Return the checkpoint's last segments that are absent, or shorter than it says.
+    """Yield the last segments in a checkpoint that are absent, or shorter than it says.
 
     Args:
         checkpoint: the checkpoint of the data directory.
@@ -99,7 +99,7 @@ def find_missing(
         try:
             durable = durable_part(directory, log_id, checkpoint, disk=disk)
         except CorruptBatchError:
-            continue  # reported elsewhere; what it hides is unknown
+            continue  # the corrupt file is reported elsewhere; it hides what is missing
         if durable is None or not durable.has_records:
             continue
         at = durable.at
@@ -122,7 +122,7 @@ def find_missing(
 
 
 def is_truncated_since(missing: Missing, journal: JournalScan) -> bool:
-    """Whether the journal continues below what is missing, because the log was truncated."""
+    """Whether the journal continues below the missing part, because the log was truncated."""
     end = missing.durable.at.log_end_offset
     for entry in journal.replay(missing.durable.sequence):
         for log_id, part in entry.parts:

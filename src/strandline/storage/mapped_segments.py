@@ -14,7 +14,7 @@ class _Mapped(Protocol):
     """A segment with a map."""
 
     def release(self) -> None:
-        """Unmap it."""
+        """Unmap the segment."""
         ...
 
 
@@ -25,7 +25,7 @@ class MappedSegments:
         self.maps_max = maps_max
         self._lock = threading.Lock()
         self._read_before: dict[_Mapped, None] = {}
-        """Not read since the last sweep."""
+        """Segments not read since the last sweep."""
         self._read_since: dict[_Mapped, None] = {}
 
     def __len__(self) -> int:
@@ -61,4 +61,4 @@ class MappedSegments:
 
 
 MAPPED_SEGMENTS: Final = MappedSegments()
-"""Descriptors belong to the process, so this does, too."""
+"""One for the process, because descriptors belong to the process."""

@@ -57,7 +57,7 @@ class SparseIndex:
         return len(self.positions)
 
     def add(self, key: int, position: int) -> None:
-        """Append an entry; both values are larger than those before (keys may repeat)."""
+        """Append an entry: a larger position than before, and a key that is not smaller."""
         self.keys.append(key)
         self.positions.append(position)
 

@@ -16,7 +16,7 @@ def make_private_directory(directory: Path) -> None:
     for each in (*reversed(directory.parents), directory):
         if not each.is_dir():
             each.mkdir(mode=0o700, exist_ok=True)
-            _sync(each.parent)  # records are no more durable than the names that lead to them
+            _sync(each.parent)  # records are only as durable as the directories above them
 
 
 def _sync(directory: Path) -> None:

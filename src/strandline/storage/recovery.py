@@ -1,4 +1,4 @@
-"""Opening a data directory after a stop of any kind, and taking checkpoints of a running one.
+"""Opens a data directory after a clean stop or a crash, and takes checkpoints of a running one.
 
 Recovery loads the checkpoint, opens each log as it was then, replays the journal after it, and
 takes a new checkpoint. Rules: a repeat changes nothing. Log ids without a plan are skipped: their
@@ -48,10 +48,10 @@ class RecoveryReport(msgspec.Struct):
     records_replayed: int = 0
     bytes_replayed: int = 0
     torn_bytes: int = 0
-    """Of an entry that was being written and was never acknowledged."""
+    """Bytes of journal entries that were being written at a crash; they were discarded."""
     corruption: list[JournalCorruption] = msgspec.field(default_factory=list)
     checkpointed: bool = False
-    """False if the disk was too full for a new checkpoint; the journal keeps what it has."""
+    """False if the disk was too full for a new checkpoint; the journal keeps its entries."""
 
 
 class Recovered(NamedTuple):
@@ -63,7 +63,7 @@ class Recovered(NamedTuple):
     checkpointer: "Checkpointer"
 
     def keep(self, log_id: LogId, log: Log) -> None:
-        """Add a log that was created later; the journal gets its batches, too."""
+        """Add a log that was created later, whose batches go to the journal, too."""
         log.journal = self.journal
         self.logs[log_id] = log
 
@@ -133,7 +133,8 @@ def recover(
         plans: the logs of all streams that exist, and no others.
         disk: the file system.
         file_bytes: size of a journal file.
-        are_only_copies: no other broker has what is lost here, so lost offsets stay used.
+        are_only_copies: whether no other broker has records that are lost here, so that their
+            offsets must not be used again.
         on_progress: called with the bytes replayed so far, from time to time.
 
     Raises:
@@ -168,11 +169,11 @@ def recover(
         for log_id, plan in plans.items()
     }
     for parent in sorted({directory, *(plan.directory.parent for plan in plans.values())}):
-        disk.sync_directory(parent)  # a killed broker may not have removed it
+        disk.sync_directory(parent)  # a killed broker may have left a removal unsynced
     _replay(journal, redos, generations, on_progress=on_progress)
     logs: dict[LogId, Log] = {}
     for log_id, redo in redos.items():
-        logs[log_id] = Log.redone(
+        logs[log_id] = Log.from_replay(
             redo,
             disk=disk,
             segment_age_ms=plans[log_id].segment_age_ms,
@@ -200,7 +201,7 @@ def _load(directory: Path, *, disk: Disk, report: RecoveryReport) -> Checkpoint 
 def _generations(
     plans: Mapping[LogId, LogPlan], *, disk: Disk, report: RecoveryReport
 ) -> dict[LogId, int]:
-    """Return the generation of each log; up to there, journal and checkpoint mean an older log."""
+    """Return the generation of each log: entries and checkpoints up to it are an older log's."""
     generations: dict[LogId, int] = {}
     for log_id, plan in plans.items():
         try:
@@ -236,8 +237,8 @@ def _states(
 ) -> dict[LogId, LogCheckpoint | None]:
     """Return the checkpoint's state of each log.
 
-    A log that no checkpoint has is in the journal as a whole, if that reaches back far enough;
-    else its last segment is scanned.
+    A log that is in no checkpoint is complete in the journal if that is complete; else the
+    log's last segment is scanned.
     """
     unknown = NEW_LOG if checkpoint is not None or is_whole else None
     states: dict[LogId, LogCheckpoint | None] = dict.fromkeys(generations, unknown)
@@ -270,13 +271,13 @@ def _replay(
 def _checkpoint(
     checkpointer: Checkpointer, logs: Mapping[LogId, Log], report: RecoveryReport
 ) -> None:
-    """Start with a new checkpoint, so that the old journal is not needed."""
+    """Take a checkpoint, so that the old journal is not needed."""
     try:
         pending = checkpointer.begin(logs)
         checkpointer.write(pending)
     except DiskFullError:
-        # Reported by `checkpointed`; the broker's next checkpoint tries again. Until then the
-        # records found count as durable, so sync them: some are in no journal, only in files.
+        # ``report.checkpointed`` stays False; the broker's next checkpoint tries again. The
+        # recovered records count as durable, so sync them: some are in files only, in no journal.
         for log in logs.values():
             log.sync_written()
         return

@@ -1,11 +1,12 @@
 """Repair of a corrupt log with batches from another replica.
 
-Rules: only bytes without an intact batch are overwritten, and only with what was there: whole
-intact batches that fill the hole exactly, by offsets and by bytes. So nothing that was ever served
-changes, and readers need no lock: until everything is written they find the corruption. In a
-compacted log, another replica's batches may fit and still differ: then the rest of each corrupt
-batch has to prove that it is the same. Durable on return; a crash in the middle leaves corruption,
-as before. Any thread: the log's files are not removed meanwhile. Must not know the copy's source.
+Rules: only bytes without an intact batch are overwritten, and only with their former contents:
+whole intact batches that fill the hole exactly, by offsets and by bytes. So nothing that was ever
+served changes, and readers need no lock: until everything is written they find the corruption. In a
+compacted log, another replica's batches may fit and still differ, so the intact bytes of each
+corrupt batch have to prove that it is the same. Durable on return; a crash in the middle leaves
+corruption, as before. Any thread: the log's files are not removed meanwhile. Must not know the
+copy's source.
 """
 
 from collections.abc import Sequence
@@ -22,19 +23,19 @@ from strandline.types import Offset
 
 
 def repair_log(log: Log, batches: Sequence[Bytes], *, is_compacted: bool = False) -> bool:
-    """Overwrite corrupt batches, up to the end of the first hole among the given ones.
+    """Overwrite corrupt batches of the first hole that the given batches cover.
 
     Args:
         log: the corrupt log.
-        batches: exactly one per item, in the order of their offsets; extra ones are ignored.
+        batches: one batch per item, in the order of their offsets; extra ones are ignored.
         is_compacted: other replicas may have different batches with the same offsets.
 
     Returns:
-        False if none is corrupt any longer.
+        False if none of them is corrupt in the log any longer.
 
     Raises:
         CorruptBatchError: a batch is corrupt itself.
-        InvalidRecordError: the batches are not what was there.
+        InvalidRecordError: the batches are not those that were there.
         DiskFullError: no space, on a file system that copies when it overwrites.
         LogPoisonedError: the write or its sync failed.
         ShuttingDownError: the log was closed or deleted.
@@ -43,7 +44,9 @@ def repair_log(log: Log, batches: Sequence[Bytes], *, is_compacted: bool = False
     assert headers, "an answer without batches repairs nothing"
     for before, after in pairwise(headers):
         if before.next_offset != after.base_offset:
-            raise InvalidRecordError(f"no batch from {before.next_offset} on among the copies")
+            raise InvalidRecordError(
+                f"the copies have a gap: no batch begins at offset {before.next_offset}"
+            )
     with log.files_held():
         return _put_back(log, batches, headers, is_compacted=is_compacted)
 
@@ -69,19 +72,19 @@ def _segment_of(log: Log, offset: Offset) -> Segment:
     """Return the segment that had the batch.
 
     Raises:
-        InvalidRecordError: it was removed meanwhile.
+        InvalidRecordError: the segment was removed meanwhile.
     """
     for segment in reversed(log.segments):
         if segment.base_offset <= offset:
             return segment
-    raise InvalidRecordError(f"offset {offset} is below all that is kept of the log")
+    raise InvalidRecordError(f"offset {offset} was deleted meanwhile; nothing to repair")
 
 
 def _hole_at(segment: Segment, offset: Offset) -> CorruptRange | None:
-    """Return the hole at the position of the batch of ``offset``; None if that is intact.
+    """Return the hole in which ``offset`` lies; None if its batch is intact.
 
     Raises:
-        InvalidRecordError: the file ends before it.
+        InvalidRecordError: the file ends before the offset.
     """
     try:
         place = segment.locate(offset)
@@ -90,7 +93,7 @@ def _hole_at(segment: Segment, offset: Offset) -> CorruptRange | None:
     there = None if place is None else header_at(segment.view(place.position, HEADER_BYTES), 0)
     if there is None or there.base_offset > offset:
         raise InvalidRecordError(
-            f"records from {offset} on are missing from {segment.path}: there is no place for them"
+            f"records from {offset} on cannot be repaired in place: {segment.path} ends before them"
         )
     return None
 
@@ -99,10 +102,12 @@ def _check_fit(segment: Segment, hole: CorruptRange, headers: list[BatchHeader])
     """Check that batches fill a hole exactly.
 
     Raises:
-        InvalidRecordError: they do not; the message has the difference.
+        InvalidRecordError: they do not fit; the message has the difference.
     """
     if not headers:
-        raise InvalidRecordError(f"the batches at byte {hole.position} of {segment.path} differ")
+        raise InvalidRecordError(
+            f"the copy's batches are not aligned with byte {hole.position} of {segment.path}"
+        )
     offsets = headers[0].base_offset, headers[-1].next_offset
     end = segment.size if hole.next_position < 0 else hole.next_position
     length = sum(header.length for header in headers)
@@ -113,13 +118,15 @@ def _check_fit(segment: Segment, hole: CorruptRange, headers: list[BatchHeader])
             f"{hole.next_offset - 1} in {end - hole.position} bytes"
         )
     if end > segment.written_bytes:
-        raise InvalidRecordError(f"the corruption at byte {hole.position} is not in the file yet")
+        raise InvalidRecordError(
+            f"the corrupt bytes at {hole.position} of {segment.path} are not in the file yet"
+        )
 
 
 def _check_same(segment: Segment, hole: CorruptRange, batches: Sequence[Bytes]) -> None:
-    """Check that batches that fit are those that were there.
+    """Check that batches that fit are the same as the corrupt ones.
 
-    The proof is the old header, including its checksum, or else everything after the header.
+    The proof is the old header, including its checksum, or else all bytes after the header.
 
     Raises:
         InvalidRecordError: a batch may differ; the message names it.
@@ -132,6 +139,6 @@ def _check_same(segment: Segment, hole: CorruptRange, batches: Sequence[Bytes]) 
             header = read_header(copy)
             raise InvalidRecordError(
                 f"the copy of records {header.base_offset} to {header.next_offset - 1} fits, but "
-                f"is not for certain what was at byte {position} of {segment.path}"
+                f"may differ from what was at byte {position} of {segment.path}"
             )
         position += len(batch)

@@ -1,8 +1,8 @@
-"""A file that reserves space, so that records can be removed when the disk is full.
+"""A file that reserves space, so that records can be deleted when the disk is full.
 
-Rules: removing records or streams first writes a few small files. If there is no space for them,
+Rules: deleting records or streams first writes a few small files. If there is no space for them,
 the reserve is spent, and renewed once there may be space again. A missing reserve is no error:
-removing then works if there is space.
+deletions then need free space.
 """
 
 import logging
@@ -19,7 +19,7 @@ BYTES_MIN: Final = 64 << 10
 
 
 class Reserve:
-    """Space of a data directory that is kept for removals."""
+    """Space of a data directory that is reserved for deletions."""
 
     def __init__(self, directory: Path, disk: Disk) -> None:
         self._path = directory / FILE_NAME
@@ -27,7 +27,7 @@ class Reserve:
         self._size = BYTES_MIN
 
     def spend(self) -> None:
-        """Give the space back to the file system; use it at once."""
+        """Free the reserved space; use it at once."""
         self._disk.unlink(self._path)
 
     def renew(self, size: int = 0) -> None:
@@ -37,4 +37,4 @@ class Reserve:
             if self._disk.listing(self._path.parent).get(FILE_NAME, 0) < self._size:
                 self._disk.write_durably(self._path, bytes(self._size))
         except UnavailableError as error:
-            logger.warning("no space is kept for removals now: %s", error)
+            logger.warning("no space is reserved for deletions: %s", error)

@@ -22,7 +22,7 @@ class RetentionPolicy(NamedTuple):
 
 
 class SegmentFacts(NamedTuple):
-    """The facts about a sealed segment that retention decides on."""
+    """The properties of a sealed segment that retention needs."""
 
     next_offset: int
     size: int
@@ -31,7 +31,7 @@ class SegmentFacts(NamedTuple):
 
 
 def newest_timestamp(segment: Segment) -> int:
-    """Return the time of a segment's last write, which is right unless a clock was wrong.
+    """Return the time of a segment's last write by its timestamps, which a wrong clock falsifies.
 
     Loads the time index, which is read from disk on first use.
     """
@@ -42,9 +42,9 @@ def newest_timestamp(segment: Segment) -> int:
 class WriteTimes:
     """The times of the last writes to a log's segments, by the monotonic clock.
 
-    So a wall clock that is set forward deletes nothing early, and a timestamp far in the future
-    keeps nothing for ever. Segments of an earlier run of the process have the age of their
-    timestamps, but are at least as old as when they were first seen here.
+    So a wall clock that is set forward deletes nothing too early, and a timestamp far in the
+    future keeps nothing for ever. Segments of an earlier run of the process have the age of
+    their timestamps, but at least the time since this process first saw them.
     """
 
     def __init__(self) -> None:
@@ -54,10 +54,10 @@ class WriteTimes:
         self._first_ns = 0
         self._last_ns = 0
         self._written: dict[int, tuple[int, int]] = {}
-        """By base offset: where a segment of this run ended when it was written last, and when."""
+        """By base offset: a segment's end offset at its last write in this run, and the time."""
 
     def note(self, log: Log, *, wall_ns: int, monotonic_ns: int) -> None:
-        """Note the log's state now: segments that changed were written since the last call."""
+        """Note the log's present segments: those that changed were written since the last call."""
         ahead_ns = wall_ns - monotonic_ns
         if self._wall_ahead_ns is None:
             self._wall_ahead_ns = ahead_ns
@@ -84,7 +84,7 @@ class WriteTimes:
 
 
 def start_by_age(sealed: Iterable[SegmentFacts], *, oldest_ns: int) -> int:
-    """Return the offset before which segments only have records older than ``oldest_ns``, or 0."""
+    """Return the offset before which all segments are older than ``oldest_ns``; 0 if none is."""
     start = 0
     for facts in sealed:
         if facts.written_ns >= oldest_ns:
@@ -94,7 +94,7 @@ def start_by_age(sealed: Iterable[SegmentFacts], *, oldest_ns: int) -> int:
 
 
 def start_by_bytes(sealed: Iterable[SegmentFacts], *, total: int, bytes_max: int) -> int:
-    """Return the offset before which segments must go to keep at most ``bytes_max``, or 0."""
+    """Return the offset before which segments exceed ``bytes_max``; 0 if they do not."""
     start = 0
     for facts in sealed:
         if total <= bytes_max:
@@ -111,17 +111,17 @@ def seal_if_old(
     now_ns: int,
     written_ns: Callable[[Segment], int] = newest_timestamp,
 ) -> None:
-    """Seal the active segment if the policy keeps nothing of it; on the thread that owns the log.
+    """Seal the active segment if all of it has expired; on the thread that owns the log.
 
     Args:
         log: the partition's log.
         policy: its limits.
-        now_ns: by the clock of ``written_ns``.
-        written_ns: when a segment was last written.
+        now_ns: the time by the clock of ``written_ns``.
+        written_ns: returns when a segment was last written.
 
     Raises:
-        DiskFullError: no space to write it; call again later.
-        LogPoisonedError: now or earlier a write failed.
+        DiskFullError: no space to write the segment; call again later.
+        LogPoisonedError: a write failed, now or earlier.
     """
     active = log.segments[-1]
     oldest_ns = now_ns - policy.age_ms * 1_000_000
@@ -136,7 +136,7 @@ def retention_start(
     now_ns: int,
     written_ns: Callable[[Segment], int] = newest_timestamp,
 ) -> Offset | None:
-    """Return the first offset that the policy keeps, if it is not the log's start; any thread.
+    """Return the first offset that the policy keeps; None if that is the log start. Any thread.
 
     Args:
         log: the partition's log.
@@ -150,7 +150,7 @@ def retention_start(
     start = 0
     if policy.age_ms:
         oldest_ns = now_ns - policy.age_ms * 1_000_000
-        # Lazily: time indexes are read only as far as needed.
+        # A generator, so that time indexes are read only as far as needed.
         sealed = (
             SegmentFacts(each.next_offset, each.size, written_ns(each))
             for each in log.segments[:-1]

@@ -25,7 +25,7 @@ from strandline.types import Offset
 
 MAGIC_BYTES = struct.pack("<I", MAGIC)
 _BEGINNING = struct.Struct("<IIIxxxxqII")
-"""Magic, checksum, length, base offset, record count, last offset delta."""
+"""The header fields magic, checksum, length, base offset, record count, last offset delta."""
 OFFSET_MAX = Offset((1 << 63) - 1)
 
 
@@ -37,7 +37,7 @@ class Run(NamedTuple):
     next_offset: int
     """Offset after the last of them; -1 if there is none."""
     last: int
-    """Where the last of them begins; -1 if there is none."""
+    """Position of the last of them; -1 if there is none."""
 
 
 def scan(view: memoryview, position: int, limit: int, *, below: int, verify: bool = True) -> Run:
@@ -61,7 +61,7 @@ def scan(view: memoryview, position: int, limit: int, *, below: int, verify: boo
 
 
 def header_at(view: memoryview, position: int) -> BatchHeader | None:
-    """Return the plausible header at ``position``, checksum not verified, or None."""
+    """Return the header at ``position`` if it is plausible, without verifying the checksum."""
     try:
         return read_header(view, position)
     except CorruptBatchError:

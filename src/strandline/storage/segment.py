@@ -1,9 +1,9 @@
 """One segment: consecutive batches of a log in one file, named after its first offset.
 
-Rules: an active segment only grows at its end. It gathers batches in memory until its owner has
-them written; the journal already has them, so nobody waits. A sealed segment is memory-mapped and
-never changes, except to repair corruption. One thread appends; ``segment_reads`` has the rules for
-others. Must not know other segments.
+Rules: an active segment only grows at its end. It keeps batches in memory until its owner writes
+them to the file; the journal already has them, so nobody waits for that. A sealed segment is
+memory-mapped and never changes, except to repair corruption. One thread appends; ``segment_reads``
+has the rules for others. Must not know other segments.
 """
 
 from collections.abc import Sequence
@@ -23,13 +23,13 @@ from strandline.storage.segment_reads import (
 )
 
 PENDING_BYTES_MAX = 1 << 20
-"""More than this is written to the file at once."""
+"""When more bytes than this are in memory, they are written to the file."""
 WORTH_WRITING_BYTES = 32 << 10
 INDEX_LAG_BYTES = 1 << 20
-"""So much of an active segment the index files may be behind: who opens it looks through that."""
+"""How many bytes an active segment's index files may lack; opening it scans that many."""
 WRITE_BACK_BYTES = 1 << 20
-"""Enough for the disk to write it in one go, and little enough for a sync of the journal that has
-to wait for it (about 1 ms per MiB)."""
+"""Enough for one efficient write to the disk, and little enough that a sync of the journal which
+waits for it is not slow (about 1 ms per MiB)."""
 
 
 class Segment(SegmentReads):
@@ -41,7 +41,7 @@ class Segment(SegmentReads):
     def sealed_on_disk(
         cls, directory: Path, base_offset: int, *, disk: Disk, size: int, next_offset: int
     ) -> "Segment":
-        """Return a segment that will not change again; nothing is read before it is needed."""
+        """Return a sealed segment of an existing file; nothing is read before it is needed."""
         segment = cls(directory, base_offset, disk=disk)
         segment.size = size
         segment.next_offset = next_offset
@@ -54,7 +54,7 @@ class Segment(SegmentReads):
         return segment
 
     def append(self, batch: Bytes, extent: BatchHeader | Extent) -> None:
-        """Add a batch at the end; it stays in memory until enough has gathered.
+        """Add a batch at the end; it stays in memory until there are many (``PENDING_BYTES_MAX``).
 
         Raises:
             DiskFullError: no space; the segment is as before.
@@ -74,7 +74,7 @@ class Segment(SegmentReads):
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes that are in memory only."""
+        """The bytes that are in memory only."""
         return self.size - self._tail.written
 
     def write_pending(self) -> None:
@@ -121,13 +121,13 @@ class Segment(SegmentReads):
             DiskFullError: no space, on a file system that copies on write.
             LogPoisonedError: the write or its sync failed.
         """
-        fd = self._disk.open(self.path, write=True)  # ours is read-only if sealed
+        fd = self._disk.open(self.path, write=True)  # the open descriptor may be read-only
         try:
             self._disk.pwrite(fd, batches, position)
             self._disk.fdatasync(fd)
         finally:
             self._disk.close(fd)
-        self.subjects = None  # there were records missing
+        self.subjects = None  # the index may lack the repaired records
 
     def truncate(self, position: int, next_offset: int) -> None:
         """Drop the bytes from ``position`` on, durably if they were in the file.
@@ -138,7 +138,7 @@ class Segment(SegmentReads):
         assert not self.sealed, "a sealed segment is replaced: readers have it mapped"
         written, pending, _ = self._tail
         kept = memoryview(b"".join(pending))[: max(position - written, 0)]
-        self.cuts += 1
+        self.truncations += 1
         self.next_offset = next_offset
         self.size = position
         self._hints = {}
@@ -168,7 +168,7 @@ class Segment(SegmentReads):
         return self.written_bytes - self._begun_bytes >= WRITE_BACK_BYTES
 
     def write_back(self) -> None:
-        """Start writing that many more bytes to the disk; may run on any thread."""
+        """Start writing ``WRITE_BACK_BYTES`` more bytes to the disk; may run on any thread."""
         begun, file = self._begun_bytes, self.file
         self._disk.write_back(file.fd, begun, WRITE_BACK_BYTES)
         self.written_back_bytes = begun + WRITE_BACK_BYTES
@@ -180,20 +180,20 @@ class Segment(SegmentReads):
 
     def sync(self) -> None:
         """Make the bytes written so far survive a power loss; may run on any thread."""
-        written, cuts = self._tail.written, self.cuts
+        written, truncations = self._tail.written, self.truncations
         if written > self.synced_bytes:
             file = self.file
             self._disk.fdatasync(file.fd)
-            if self.cuts == cuts:  # else it was truncated, and later bytes are not synced yet
+            if self.truncations == truncations:  # else later bytes are not synced
                 self.synced_bytes = written
 
     def drop_cache(self) -> None:
-        """Free the page cache of what was synced; may run on any thread."""
+        """Drop synced bytes from the page cache; may run on any thread."""
         file = self.file
         self._disk.drop_cache(file.fd)
 
     def write_indexes(self) -> None:
-        """Write the index files if they are behind; not synced; may run on any thread."""
+        """Write the index files if they are out of date; not synced; may run on any thread."""
         index, times, size = self.index, self.times, self.written_bytes
         if index is None or times is None or self.indexed_bytes == size or not size:
             return
@@ -211,7 +211,7 @@ class Segment(SegmentReads):
         self.indexed_bytes = size
 
     def _may_indexes_lag(self, size: int) -> bool:
-        """Whether the index files, if any, are right as far as they reach, and long enough."""
+        """Whether the index files, if any, are valid and lack less than ``INDEX_LAG_BYTES``."""
         is_unknown = self.indexed_bytes < 0
         if is_unknown and self._disk.exists(self.path.with_suffix(INDEX_SUFFIX)):
             return False  # they describe an earlier file
@@ -222,7 +222,7 @@ class Segment(SegmentReads):
         return Segment(self.path.parent, self.base_offset, disk=self._disk)
 
     def finish_successor(self, size: int, next_offset: int) -> None:
-        """Note that the successor's new file is complete and synced; it is renamed later."""
+        """Note that this successor's new file is complete and synced; it is renamed later."""
         self.size = self.synced_bytes = size
         self.has_durable_name = True
         self.next_offset = next_offset
@@ -235,7 +235,7 @@ class Segment(SegmentReads):
             self._disk.unlink(self.path.with_suffix(suffix))
 
     def doom(self) -> None:
-        """Rename the files for ``remove_files``; the next start would remove them, too."""
+        """Rename the files, which ``remove_files``, or the next start, then removes."""
         if self.path.suffix == DOOMED_SUFFIX:
             return  # the names may belong to another segment by now
         self.is_retired = True
@@ -243,7 +243,7 @@ class Segment(SegmentReads):
         doomed = self.path.with_suffix(DOOMED_SUFFIX)
         if self._disk.exists(self.path):
             self._disk.rename(self.path, doomed)
-        self.path = doomed  # even without a file: the name may soon belong to another segment
+        self.path = doomed  # even without a file, since another segment may soon have the old name
 
     def remove_files(self) -> None:
         """Remove the files and free their space; views that readers hold stay valid."""

@@ -41,9 +41,9 @@ DOOMED_SUFFIX = ".doomed"
 _WINDOW_BYTES = 64 << 10
 _HINTS_MAX = 64
 AT_HAND_BYTES_MAX = 256 << 10
-"""The most that is read to find a record at hand: about the time of a loop's small step."""
+"""The most bytes that a read on the event loop may take, so that it does not block it."""
 AHEAD_BYTES = 8 << 20
-"""How much is read ahead for a sequential reader, and unmapped behind it, at a time."""
+"""How many bytes are read ahead for a sequential reader, and unmapped behind it, at a time."""
 
 
 class RetiredSegmentError(UnavailableError):
@@ -59,7 +59,7 @@ class CorruptRange(NamedTuple):
     next_offset: int
     """The first offset after the hole that can be read."""
     next_position: int
-    """Where the intact batch after the hole begins, or -1: none in this segment."""
+    """Position of the intact batch after the hole; -1: there is none in this segment."""
 
 
 class BatchLocation(NamedTuple):
@@ -73,21 +73,21 @@ class Tail(NamedTuple):
     """The end of a segment that is being written."""
 
     written: int
-    """How many bytes are in the file."""
+    """The number of bytes in the file."""
     pending: list[Bytes]
-    """The batches after them, which are in memory only."""
+    """The batches after those bytes, which are in memory only."""
     positions: list[int]
-    """Where each of those begins in the segment; added after it."""
+    """The position of each of these batches in the segment; added after the batch."""
 
 
 class SegmentReads:
     """Batches from ``base_offset`` up to ``next_offset``, ``size`` bytes of them."""
 
     __slots__ = (
-        "_disk", "_file", "_hints", "_map", "_pinned", "_tail", "base_offset", "cuts",
+        "_disk", "_file", "_hints", "_map", "_pinned", "_tail", "base_offset",
         "first_timestamp", "has_durable_name", "index", "indexed_bytes", "is_retired",
         "max_timestamp", "next_offset", "path", "sealed", "size", "subjects", "synced_bytes",
-        "times", "written_back_bytes",
+        "times", "truncations", "written_back_bytes",
     )  # fmt: skip
 
     def __init__(self, directory: Path, base_offset: int, *, disk: Disk) -> None:
@@ -98,7 +98,7 @@ class SegmentReads:
         self.size = 0
         self.first_timestamp = TIMESTAMP_MIN
         self.max_timestamp = TIMESTAMP_MIN
-        self.cuts = 0
+        self.truncations = 0
         self.sealed = False
         self.has_durable_name = False
         self.is_retired = False
@@ -109,7 +109,7 @@ class SegmentReads:
         self.index: SparseIndex | None = SparseIndex()
         self.times: SparseIndex | None = SparseIndex()
         self.subjects: object | None = None
-        """The subject index, as far as ``log_subjects`` has it in memory."""
+        """The subject index, if ``log_subjects`` has loaded it."""
         self._file: OpenFile | None = None
         self._map: mmap.mmap | None = None
         self._tail = Tail(0, [], [])
@@ -128,12 +128,12 @@ class SegmentReads:
         if file is not None:
             return file
         self._check_not_retired()
-        is_new = not self._tail.written  # else its name exists
+        is_new = not self._tail.written  # else the file exists
         is_kept = not (self.sealed and self.is_synced)
         try:
             file = OpenFile(self.path, disk=self._disk, write=not self.sealed, create=is_new)
         finally:
-            self._check_not_retired()  # its name may be gone, or another file's
+            self._check_not_retired()  # its name may be removed, or name another file
         if is_kept:
             self._file = file
             if self.is_retired:
@@ -142,22 +142,22 @@ class SegmentReads:
 
     def _check_not_retired(self) -> None:
         if self.is_retired:
-            raise RetiredSegmentError(f"{self.path} was removed or replaced just now; read again")
+            raise RetiredSegmentError(f"{self.path} was removed or replaced just now; retry")
 
     @property
     def inode(self) -> int:
-        """The system's number of the file."""
+        """The inode number of the file."""
         file = self.file
         return self._disk.inode(file.fd)
 
     @property
     def is_synced(self) -> bool:
-        """Whether all of it survives a power loss, except for the name."""
+        """Whether the contents, but perhaps not the name, survive a power loss."""
         return self.synced_bytes == self.size
 
     @property
     def is_durable(self) -> bool:
-        """Whether it is sealed, and all of it, with its name, survives a power loss."""
+        """Whether it is sealed, and contents and name survive a power loss."""
         return self.sealed and self.has_durable_name and self.is_synced
 
     @property
@@ -184,7 +184,7 @@ class SegmentReads:
         self.max_timestamp = max(self.max_timestamp, extent.last_timestamp)
 
     def view(self, position: int, length: int) -> memoryview:
-        """Return at most ``length`` bytes from ``position``; of sealed segments without a copy."""
+        """Return at most ``length`` bytes from ``position``, without a copy if it is sealed."""
         if self.sealed:
             return memoryview(self._mapped())[position : position + length]
         tail = self._tail
@@ -196,7 +196,7 @@ class SegmentReads:
         except LogPoisonedError:
             if not self.sealed:
                 raise
-            return self.view(position, length)  # it was sealed, and its name removed, just now
+            return self.view(position, length)  # it was just sealed, and its name removed
         data = self._disk.pread(file.fd, from_file, position)
         self._check_not_retired()  # the file may have been emptied meanwhile
         if from_file < length:
@@ -241,7 +241,7 @@ class SegmentReads:
         return mapped
 
     def pin(self) -> None:
-        """Map the contents and keep the map, because the name will belong to another file."""
+        """Map the contents and keep the map, because another file will take the name."""
         if self.size:
             self._pinned = self._mapped()
 
@@ -261,16 +261,16 @@ class SegmentReads:
                 self.index = self.times = None
 
     def read_ahead(self, position: int, end: int) -> bool:
-        """Read ahead for a sequential reader, and unmap what it has passed; only if sealed.
+        """Read ahead for a sequential reader of a sealed segment, and unmap what it has passed.
 
         Advice only: a file that cannot be opened raises when it is read.
 
         Args:
-            position: the start of its read.
-            end: the end of its read; the system is called only at the start of a new stretch.
+            position: the start of the read.
+            end: the end of the read; the system is called once for each ``AHEAD_BYTES``.
 
         Returns:
-            Whether it will need the next segment soon.
+            Whether the reader will need the next segment soon.
         """
         stretch = end // AHEAD_BYTES
         if position and position // AHEAD_BYTES == stretch:
@@ -288,8 +288,7 @@ class SegmentReads:
     def read_past(self, position: int, length: int) -> None:
         """Drop a mapped range from this process's memory.
 
-        It drops page table entries, not the page cache; other readers of the range are not
-        affected.
+        Only page table entries are dropped, not the page cache, so other readers are not affected.
         """
         mapped = self._map
         if mapped is not None:
@@ -309,7 +308,7 @@ class SegmentReads:
         expected = max(expected, self.base_offset)
         size = self.size
         following = index.beyond(position)
-        # It is before the next entry, if it is there: then nothing behind that is copied.
+        # The batch, if it is here, begins before the next entry, so nothing after that is copied.
         stop = size if following is None else following[1]
         while position < size:
             window = self._window(position, size, stop if position < stop else size)
@@ -332,7 +331,7 @@ class SegmentReads:
         return None
 
     def _window(self, position: int, size: int, stop: int) -> memoryview:
-        """Return some bytes from ``position`` to ``stop``, or the whole batch that begins there."""
+        """Return ``size`` bytes from ``position``, up to ``stop``; at least one whole batch."""
         view = self.view(position, min(_WINDOW_BYTES, stop - position))
         header = header_at(view, 0)
         if header is not None and len(view) < header.length <= size - position:
@@ -340,7 +339,7 @@ class SegmentReads:
         return view
 
     def forget(self, offset: int) -> None:
-        """Drop the remembered position of ``offset``, which was wrong."""
+        """Drop the remembered position of ``offset``, because it was wrong."""
         self._hints.pop(offset, None)
 
     def remember(self, offset: int, position: int) -> None:
@@ -350,7 +349,7 @@ class SegmentReads:
         self._hints[offset] = position
 
     def hole(self, position: int, expected: int) -> CorruptRange:
-        """Return the hole at ``position``, where a batch from ``expected`` on was expected."""
+        """Return the hole at ``position``, where the batch of offset ``expected`` should be."""
         size, limit = self.size, self.next_offset
         boundary = self._offsets().beyond(position)
         end = size if boundary is None else boundary[1]
@@ -377,7 +376,7 @@ class SegmentReads:
         """Return the error for a reader whose offset is in ``hole``."""
         return CorruptBatchError(
             f"records {hole.first_offset} to {hole.next_offset - 1} are corrupt;"
-            f" reading can go on from offset {hole.next_offset}",
+            f" reading can continue at offset {hole.next_offset}",
             file=str(self.path),
             position=hole.position,
             first_offset=Offset(hole.first_offset),
@@ -396,9 +395,9 @@ class SegmentReads:
         return self.load_indexes()[1] if times is None else times
 
     def load_indexes(self) -> tuple[SparseIndex, SparseIndex]:
-        """Load both indexes from their files, and the rest from the log.
+        """Load both indexes from their files, and index the remaining batches from the log.
 
-        Two threads may do it at once, with the same result.
+        Two threads may do this at once, with the same result.
         """
         index, times, position = SparseIndex(), SparseIndex(), 0
         offsets_file = self._read_index(INDEX_SUFFIX, KIND_OFFSETS)
@@ -425,8 +424,8 @@ class SegmentReads:
     def _index_rest(self, into: Self, position: int) -> None:
         """Index the batches from ``position`` to the end, skipping corruption.
 
-        Offsets are dense, so a header that continues the previous one is trusted. Any other counts
-        only if its checksum is right.
+        Offsets are dense, so a header that continues the previous batch is trusted. Any other
+        header is trusted only if the batch's checksum is right.
         """
         size, expected = self.size, -1
         while position < size:
@@ -448,7 +447,7 @@ class SegmentReads:
 
 
 def _pending_part(tail: Tail, start: int, stop: int) -> bytes:
-    """Return what is in memory only between two positions; looks at no other batches."""
+    """Return the bytes between two positions that are in memory only."""
     _, pending, positions = tail
     first = max(bisect_right(positions, start) - 1, 0)
     after = bisect_left(positions, stop, first)

@@ -1,13 +1,13 @@
 """The records that per-subject retention keeps: the newest of each subject, up to a limit.
 
-A record with the header ``Nats-Rollup`` replaces all earlier ones, of its subject (``sub``) or of
+A record with the header ``Nats-Rollup`` replaces all earlier records of its subject (``sub``) or of
 the stream (``all``). A purge (``Attributes.PURGE``) removes the records of a pattern below an
-offset. So the log alone determines the kept records, on every replica, and a record that is not
-kept never returns.
+offset. So the log alone determines the kept records, alike on every replica, and a record that is
+no longer kept never returns.
 
 Rules: batches are applied in the order of the log, and only when they are committed. ``last``,
 ``keeps`` and ``filtered`` may run on other threads while batches are applied, other methods must
-not. Takes about 250 bytes of memory per subject.
+not. A subject takes about 250 bytes of memory.
 """
 
 import struct
@@ -42,7 +42,7 @@ class Kept(NamedTuple):
 
 
 class SubjectHistory:
-    """The kept records of each subject, as far as the log was applied.
+    """The kept records of each subject, in the part of the log that was applied.
 
     Args:
         limit: how many records of one subject are kept.
@@ -51,9 +51,9 @@ class SubjectHistory:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.version = 0
-        """Rises with every change."""
+        """Incremented by every change."""
         self.rolled_up: set[int] = set()
-        """Offsets of records that replaced all others: they have to be kept."""
+        """Offsets of records that replaced all records of the stream: they must be kept."""
         self._kept: dict[str, tuple[int, ...]] = {}
 
     def __len__(self) -> int:
@@ -62,7 +62,7 @@ class SubjectHistory:
     # Applying the log
 
     def apply(self, batches: memoryview) -> None:
-        """Apply whole batches, not encrypted."""
+        """Apply whole, decrypted batches."""
         start = end = 0
         for position, length in walk(batches):
             (attributes,) = _ATTRIBUTES.unpack_from(batches, position + _ATTRIBUTES_AT)
@@ -76,7 +76,7 @@ class SubjectHistory:
         self.version += 1
 
     def _apply_plain(self, batches: memoryview) -> None:
-        """Apply batches without headers, many at once: each may have only one record."""
+        """Apply batches without headers, many in one pass, since each may have only one record."""
         for rows in decode_batches(batches, columns=["offset", "subject"]):
             offsets, subjects = (column.to_pylist() for column in rows.columns)
             for offset, subject in zip(offsets, subjects, strict=True):
@@ -110,7 +110,7 @@ class SubjectHistory:
                 del self._kept[subject]
 
     def forget_below(self, start: int) -> None:
-        """Forget records that the log no longer has."""
+        """Forget records below the log start."""
         self.remove(">", start)
         self.rolled_up = {each for each in self.rolled_up if each >= start}
         self.version += 1
@@ -118,7 +118,7 @@ class SubjectHistory:
     # Lookups
 
     def last(self, subject: str) -> int:
-        """Return the offset of a subject's newest record; -1: it has none."""
+        """Return the offset of a subject's newest record; -1 if it has none."""
         kept = self._kept.get(subject)
         return kept[-1] if kept else -1
 
@@ -127,7 +127,7 @@ class SubjectHistory:
         return offset in self._kept.get(subject, ())
 
     def kept(self, patterns: Sequence[str]) -> list[Kept]:
-        """Return all kept records whose subjects match one of the patterns; none: all."""
+        """Return the kept records with subjects that match a pattern; without patterns all."""
         return [
             Kept(subject, offset)
             for subject in self._matching(patterns)
@@ -179,11 +179,11 @@ class SubjectHistory:
         ]
 
     def mask(self, batches: memoryview, start: int) -> Numbers:
-        """Return, for each record of the batches, whether it is kept, and from ``start`` on."""
+        """Return, for each record of the batches, whether it is from ``start`` on and kept."""
         found: list[bool] = []
         for rows in decode_batches(batches, columns=["offset", "subject"]):
             offsets, subjects = rows.columns
-            # Each subject once: the values of a dictionary take long, as Python's.
+            # Convert each distinct subject once: conversions to Python objects are slow.
             kept = [self._kept.get(name, ()) for name in subjects.dictionary.to_pylist()]
             indices = subjects.indices.to_pylist()
             found += [

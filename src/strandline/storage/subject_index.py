@@ -35,7 +35,7 @@ VERSION: Final = 1
 HAS_TRANSACTIONS: Final = 1
 BLOCK_BYTES: Final = 16 << 10
 SPAN_MAX: Final = 1 << 32
-"""Offsets of one segment; a larger one has no index."""
+"""The most offsets of a segment with an index."""
 HEADER: Final = struct.Struct("<IIIIQQqqIIII")
 HEADER_BYTES: Final = 64
 CRC_FROM: Final = 8
@@ -95,12 +95,12 @@ class SubjectIndex:
 
     @property
     def data(self) -> memoryview:
-        """All of it, as in a file."""
+        """The bytes of the index file."""
         return self._data
 
     @property
     def size(self) -> int:
-        """The bytes that it takes."""
+        """The size of the index file in bytes."""
         return len(self._data)
 
     @property
@@ -200,7 +200,7 @@ class SubjectIndex:
         """Check every block.
 
         Raises:
-            DamagedIndexError: one is corrupt.
+            DamagedIndexError: a block is corrupt.
         """
         self._bytes(self._ends_at, self.size - self._ends_at)
 
@@ -316,7 +316,7 @@ def encode_subjects(about: IndexedLog, rows: Iterable[SubjectRows], *, flags: in
     ends = _ends(names)
     text = bytes(names.buffers()[2] or b"")[int(ends[0]) : int(ends[-1])]
     layout = _Layout.of(about, (len(names), len(offsets), len(text)))
-    # Within a subject by offset: merged parts may come in any order.
+    # Sort the offsets of each subject, since merged parts may come in any order.
     relative = relative[:0] if layout.offsets_at < 0 else _sorted_within(relative, starts)
     body = b"".join(((ends - ends[0]).tobytes(), starts.tobytes(), relative.tobytes(), text))
     view = memoryview(body)
@@ -332,13 +332,13 @@ def encode_subjects(about: IndexedLog, rows: Iterable[SubjectRows], *, flags: in
 
 
 def merge_rows(parts: list[SubjectRows]) -> SubjectRows:
-    """Return the records of all parts, in memory of their own."""
+    """Return a copy of the records of all parts."""
     names, codes, offsets = _unified(parts)
     return SubjectRows(offsets, pa.DictionaryArray.from_arrays(_int32(codes), names))
 
 
 def decode_subjects(data: Buffer) -> SubjectIndex | None:
-    """Return the index in a file, whose blocks are checked later; None: the header is damaged."""
+    """Return the index in a file; None if its header is corrupt. Blocks are checked when used."""
     if len(data) < HEADER_BYTES:
         return None
     magic, crc, version, _, log_bytes, last, base, following, last_crc, *counts = (
@@ -370,7 +370,7 @@ def _unified(parts: list[SubjectRows]) -> tuple[pa.Array, Numbers, Numbers]:
     if not parts:
         empty = np.empty(0, np.int64)
         return pa.array([], pa.string()), empty, empty
-    # By sorting: to look each name up in a hash table takes ten times as long if most are new.
+    # By sorting: looking up each name in a hash table takes ten times as long if most are new.
     dictionaries = [each.subjects.dictionary for each in parts]
     names = pa.concat_arrays(dictionaries)
     order = pc.array_sort_indices(names).to_numpy()
@@ -384,16 +384,16 @@ def _unified(parts: list[SubjectRows]) -> tuple[pa.Array, Numbers, Numbers]:
     codes = rank[np.concatenate([each.subjects.indices.to_numpy() + n for each, n in shifted])]
     names = names.filter(boolean(is_new))
     used = np.bincount(codes, minlength=len(names)) > 0
-    if not used.all():  # a name may have no record, as where a batch was cut
+    if not used.all():  # a dictionary may have names without records
         names, codes = names.filter(boolean(used)), (np.cumsum(used) - 1)[codes]
     offsets = np.concatenate([np.asarray(each.offsets, np.int64) for each in parts])
     return names, codes, offsets
 
 
 def _by_code(codes: Numbers) -> Numbers:
-    """Return the order of the records by the number of their subject, as a stable sort does."""
-    # With the places in the keys any sort is stable, and the fastest takes a tenth of the time.
-    # Both halves fit: a segment has fewer than 2^32 records.
+    """Return the stable order of the records by the number of their subject."""
+    # With row numbers in the keys any sort is stable, and the fastest takes a tenth of the time.
+    # Both halves of a key fit, since a segment has fewer than 2^32 records.
     keys: Numbers = (codes.astype(np.uint64) << np.uint64(32)) | np.arange(len(codes), dtype="u8")
     keys.sort()
     return keys.astype(np.uint32).astype(np.intp)
@@ -424,7 +424,7 @@ def boolean(mask: Numbers) -> pa.Array:
 
 
 def _int32(numbers: Numbers) -> pa.Array:
-    # Not by pa.array, which imports pandas first if it is there.
+    # Not pa.array, which imports pandas first if that is installed.
     data = pa.py_buffer(np.ascontiguousarray(numbers, "<i4"))
     return pa.Array.from_buffers(pa.int32(), len(numbers), [None, data])
 

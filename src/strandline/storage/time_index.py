@@ -17,37 +17,39 @@ from strandline.record.codec import decode_batches
 from strandline.storage.segment import Segment
 from strandline.storage.walk import walk
 
-Opened = Callable[[Buffer], pa.Buffer]
+Decrypt = Callable[[Buffer], pa.Buffer]
 """Decrypts batches, if they are encrypted."""
 
 
 def first_record_at(
-    segment: Segment, timestamp_ns: int, *, start: int, opened: Opened
+    segment: Segment, timestamp_ns: int, *, start: int, decrypt: Decrypt
 ) -> int | None:
-    """Return the offset of the first record at or after both arguments; None: not here."""
+    """Return the offset of the first record from ``start`` on that is not before the time."""
     times = segment.timestamps()
     if segment.max_timestamp < timestamp_ns:
         return None
     for found in walk(segment, times.below(timestamp_ns)[1]):
         header = found.header
         if header.last_timestamp >= timestamp_ns and header.next_offset > start:
-            offset = _offset_in_batch(found.view, header, timestamp_ns, start=start, opened=opened)
+            offset = _offset_in_batch(
+                found.view, header, timestamp_ns, start=start, decrypt=decrypt
+            )
             if offset is not None:
                 return offset
     return None
 
 
 def _offset_in_batch(
-    view: memoryview, header: BatchHeader, wanted: int, *, start: int, opened: Opened
+    view: memoryview, header: BatchHeader, wanted: int, *, start: int, decrypt: Decrypt
 ) -> int | None:
-    """Return the offset of the batch's first record that is late enough, or None."""
+    """Return the offset of the batch's first record at or after the time; None if it has none."""
     if header.first_timestamp >= wanted and header.base_offset >= start:
         return header.base_offset
     try:
-        plain = opened(view)
+        plain = decrypt(view)
     except (UnavailableError, DecryptionError):
-        # Reading there raises the error. A broker has to start without the key, and starting too
-        # early only costs it time.
+        # A broker has to start without the key. A result that is too early only costs time, and
+        # reading there raises the error.
         return max(header.base_offset, start)
     for rows in decode_batches(plain, columns=["offset", "timestamp"]):
         times = rows.column(1).cast(pa.int64()).to_pylist()

@@ -1,9 +1,9 @@
-"""The truncation marker of a log: its end when it was truncated.
+"""The truncation marker of a log: a file with the end at which it was truncated.
 
-The journal and the checkpoint may still have what a truncation removed. A recovery that used them
-would report it as lost, or write it over newer batches. So before a log is truncated, the journal's
-sequence and the log's new end are written to a file in its directory. Recovery ignores what the
-journal and older checkpoints say of the log up to that sequence.
+The journal and the checkpoint may still have batches that a truncation removed. A recovery that
+used them would report them as lost, or write them over newer batches. So before a log is truncated,
+the journal's sequence and the log's new end are written to a file in its directory. Recovery
+ignores the log's journal entries up to that sequence, and older checkpoints.
 """
 
 from pathlib import Path
@@ -33,7 +33,7 @@ class TruncationMarker(msgspec.Struct, frozen=True, kw_only=True):
 def write_marker(directory: Path, cut: TruncationMarker, *, disk: Disk) -> None:
     """Write the marker durably.
 
-    The log up to it, and the journal up to its sequence, must be durable before.
+    The log up to the marker's end, and the journal up to its sequence, must be durable before.
 
     Raises:
         DiskFullError: no space; the earlier marker is unchanged.

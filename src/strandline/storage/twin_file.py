@@ -1,7 +1,7 @@
-"""Small files that are kept twice, so that one flipped bit loses nothing.
+"""Small files that are stored twice, so that a flipped bit in one copy loses nothing.
 
-Rules: the twin is written first, so it is never older than the file. An intact file counts; a
-corrupt one is rebuilt from its twin. A newer twin belongs to a write that did not return. The
+Rules: the twin is written first, so it is never older than the file. An intact file is used, even
+if its twin is newer: that write did not return. A corrupt file is rebuilt from its twin. The
 caller's decoder detects corruption; must not know what the files mean.
 """
 
@@ -28,14 +28,14 @@ def write_with_twin(path: Path, data: Bytes, *, disk: Disk) -> None:
     """Replace a file and its twin; durable on return.
 
     Raises:
-        UnavailableError: one cannot be written; each file is complete, either old or new.
+        UnavailableError: a file cannot be written; each is complete, either old or new.
     """
     disk.write_atomically(twin_of(path), data)
     disk.write_atomically(path, data)
 
 
 def read_with_twin(path: Path, decode: Callable[[bytes], T], *, disk: Disk) -> T | None:
-    """Return a file's contents, or its twin's if it is corrupt or missing; None if both are.
+    """Return a file's contents, or its twin's if it is corrupt or missing; None if both miss.
 
     Args:
         path: the path of the file.
@@ -44,7 +44,7 @@ def read_with_twin(path: Path, decode: Callable[[bytes], T], *, disk: Disk) -> T
 
     Raises:
         CorruptBatchError: both are corrupt.
-        LogPoisonedError: they cannot be read.
+        LogPoisonedError: the files cannot be read.
     """
     data = disk.read_bytes(path)
     try:
@@ -71,7 +71,7 @@ def remove_with_twin(path: Path, *, disk: Disk) -> None:
     """Remove a file and its twin; no error if they do not exist.
 
     Raises:
-        LogPoisonedError: one could not be removed.
+        LogPoisonedError: a file could not be removed.
     """
     for each in (path, twin_of(path)):
         if disk.exists(each):

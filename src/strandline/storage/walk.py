@@ -1,7 +1,7 @@
-"""Iteration over a segment's batches, skipping corruption; for everything but client reads.
+"""Iteration over a segment's batches, skipping corruption; for everything except client reads.
 
-Rules: only intact batches are yielded. It reads a window of the file at a time, so it needs no more
-memory than the largest batch. ``Log.read`` has a faster way.
+Rules: only intact batches are yielded. A window of the file is read at a time, so that memory is
+limited by the largest batch. ``Log.read``, for clients, is faster.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,8 +33,8 @@ def walk(
     """Yield the intact batches from ``position``, where a batch begins.
 
     Args:
-        segment: read up to its size at the time of the call.
-        position: in bytes.
+        segment: the segment; it is read up to its size at the time of the call.
+        position: the position in bytes.
         on_hole: called with every corrupt range.
     """
     size = segment.size
@@ -67,7 +67,7 @@ def open_unindexed(directory: Path, base: int, *, disk: Disk, limit: int) -> Seg
         directory: the directory of the log.
         base: offset that names the segment.
         disk: the file system.
-        limit: the next segment's first offset; -1: it is the last.
+        limit: the next segment's first offset; -1: this is the last segment.
     """
     size = (directory / f"{base:020d}{LOG_SUFFIX}").stat().st_size
     end = limit if limit >= 0 else (1 << 63) - 1

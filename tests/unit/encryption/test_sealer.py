@@ -55,7 +55,7 @@ def test_a_sealed_batch_opens_to_the_same_bytes(keys):
     header = check_batch(sealed)
     assert is_sealed(header)
     assert (header.base_offset, header.leader_epoch, header.record_count) == (7, 3, 1)
-    assert bytes(keys.sealer().open(sealed)) == bytes(plain)
+    assert bytes(keys.sealer().decrypt(sealed)) == bytes(plain)
 
 
 def test_nothing_of_a_record_is_readable(keys):
@@ -78,11 +78,11 @@ def test_several_batches_open_at_once(keys):
     one, two = keys.sealer(), keys.sealer()
     plain = [batch(n, value=b"%d" % n) for n in range(4)]
     run = b"".join((one, two)[n % 2].seal(each) for n, each in enumerate(plain))
-    opened = keys.sealer().open(run)
+    opened = keys.sealer().decrypt(run)
     assert bytes(opened) == b"".join(plain)
     (rows,) = decode_batches(opened)
     assert rows.column("value").to_pylist() == [b"0", b"1", b"2", b"3"]
-    assert keys.sealer().open(b"").size == 0
+    assert keys.sealer().decrypt(b"").size == 0
 
 
 def test_nonces_never_repeat(keys):
@@ -137,20 +137,20 @@ def test_a_change_with_a_right_checksum_is_rejected(keys):
         changed[position] ^= 1
         put_checksum(changed)
         with pytest.raises(DecryptionError, match="changed on purpose"):
-            keys.sealer().open(changed)
+            keys.sealer().decrypt(changed)
 
 
 def test_a_batch_opens_in_its_own_partition_only(keys):
     """A batch copied to another partition of the stream is rejected."""
     with pytest.raises(DecryptionError):
-        keys.sealer(1).open(keys.sealer(0).seal(batch()))
+        keys.sealer(1).decrypt(keys.sealer(0).seal(batch()))
 
 
 def test_a_batch_that_is_not_sealed_is_rejected(keys):
     """Without the key no record can be added to the stream."""
     with pytest.raises(DecryptionError, match="not encrypted"):
-        keys.sealer().open(batch())
-    assert bytes(keys.sealer().open(keys.sealer().seal(batch(0)) + batch(1))) == bytes(batch(0))
+        keys.sealer().decrypt(batch())
+    assert bytes(keys.sealer().decrypt(keys.sealer().seal(batch(0)) + batch(1))) == bytes(batch(0))
 
 
 def test_what_compaction_puts_in_place_of_records_is_passed_over(keys):
@@ -158,8 +158,8 @@ def test_what_compaction_puts_in_place_of_records_is_passed_over(keys):
     filler = encode_filler(1, 5, leader_epoch=0)
     sealer = keys.sealer()
     run = sealer.seal(batch(0)) + filler + sealer.seal(batch(5))
-    assert bytes(sealer.open(run)) == bytes(batch(0) + batch(5))
-    assert sealer.open(filler).size == 0
+    assert bytes(sealer.decrypt(run)) == bytes(batch(0) + batch(5))
+    assert sealer.decrypt(filler).size == 0
 
 
 def test_what_is_intact_before_a_changed_batch_is_still_served(keys):
@@ -168,9 +168,9 @@ def test_what_is_intact_before_a_changed_batch_is_still_served(keys):
     good, bad = sealer.seal(batch(0)), sealer.seal(batch(1))
     bad[-1] ^= 1
     put_checksum(bad)
-    assert bytes(sealer.open(good + bad)) == bytes(batch(0))
+    assert bytes(sealer.decrypt(good + bad)) == bytes(batch(0))
     with pytest.raises(DecryptionError, match="offset 1 of s/0"):
-        sealer.open(bad)
+        sealer.decrypt(bad)
 
 
 def test_a_missing_master_key_is_named_until_it_comes_back(keys, caplog):
@@ -184,10 +184,10 @@ def test_a_missing_master_key_is_named_until_it_comes_back(keys, caplog):
     assert sealer.why_not().message == rejection.message
     assert caplog.text.count("s/0 takes no records") == 1
     with pytest.raises(EncryptionKeyError, match=MASTER.id):
-        sealer.open(sealed)
+        sealer.decrypt(sealed)
     keys.master_keys.append(MASTER)
     assert sealer.why_not() is None
-    assert bytes(sealer.open(sealed)) == bytes(batch())
+    assert bytes(sealer.decrypt(sealed)) == bytes(batch())
 
 
 def test_a_new_master_key_changes_no_batch(keys):
@@ -197,7 +197,7 @@ def test_a_new_master_key_changes_no_batch(keys):
     both = MasterKeys(lambda: (new, MASTER))
     keys.wrapped = tuple(rewrapped(key, both, stream="s") for key in keys.wrapped)
     keys.master_keys = [new]
-    assert bytes(keys.sealer().open(sealed)) == bytes(batch())
+    assert bytes(keys.sealer().decrypt(sealed)) == bytes(batch())
 
 
 def test_a_new_data_key_is_used_at_once_and_the_old_one_still_opens(keys):
@@ -207,7 +207,7 @@ def test_a_new_data_key_is_used_at_once_and_the_old_one_still_opens(keys):
     keys.wrapped += (new_data_key(MASTER, 2),)
     new = sealer.seal(batch(1))
     assert [read_seal(memoryview(each)).key_number for each in (old, new)] == [1, 2]
-    assert bytes(keys.sealer().open(old + new)) == bytes(batch(0) + batch(1))
+    assert bytes(keys.sealer().decrypt(old + new)) == bytes(batch(0) + batch(1))
 
 
 def test_accepted_records_are_sealed_even_if_the_newest_key_cannot_be_had(keys):
@@ -226,7 +226,7 @@ def test_a_data_key_that_has_not_arrived_yet_is_worth_a_retry(keys):
     sealed = before.seal(batch())
     keys.wrapped = behind
     with pytest.raises(UnavailableError, match=r"data key 2 .* not known here yet"):
-        keys.sealer().open(sealed)
+        keys.sealer().decrypt(sealed)
 
 
 def test_the_vector_of_the_format_page():

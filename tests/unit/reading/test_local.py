@@ -207,7 +207,7 @@ def test_another_file_of_the_same_name_is_not_read(tmp_path):
     fresh = path.with_suffix(".new")
     fresh.write_bytes(path.read_bytes())
     fresh.rename(path)
-    with pytest.raises(UnavailableError, match="another file"):
+    with pytest.raises(UnavailableError, match="was replaced"):
         rest_of(cursor)
 
 

@@ -56,5 +56,5 @@ def test_more_than_is_claimed_is_rejected(codec, pool):
 @pytest.mark.parametrize(("stored", "codec"), [(compress(b"value", 1), 3), (b"1234567", 1)])
 def test_an_unknown_codec_and_a_body_without_its_sizes_are_corrupt(stored, codec):
     """As any other damage, and not an error of the interpreter."""
-    with pytest.raises(CorruptBatchError, match=f"unknown codec {codec} or body cut short"):
+    with pytest.raises(CorruptBatchError, match=f"unknown codec {codec}, or incomplete body"):
         decompress(memoryview(stored), codec)

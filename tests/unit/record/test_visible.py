@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from strandline.record.batch import Attributes
 from strandline.record.codec import Stamp, encode_records
-from strandline.record.visible import always_counts, visible_stretches
+from strandline.record.visible import always_committed, visible_stretches
 from strandline.types import ProducerStamp
 
 KINDS = {
@@ -54,4 +54,4 @@ def test_stretches_are_whole_runs_of_visible_batches(shapes):
 
 def test_without_transactions_every_record_counts():
     """It is asked of none but those."""
-    assert always_counts(1, 2) is True
+    assert always_committed(1, 2) is True

@@ -347,7 +347,7 @@ def test_aborted_records_replace_nothing(log, disk):
 
     compactor = Compactor(log, disk=disk, tombstone_delay_ms=1)
     compaction = compactor.prepare(
-        below=OFFSET_MAX, tombstones_below=OFFSET_MAX, now_ns=0, counts=counts
+        below=OFFSET_MAX, tombstones_below=OFFSET_MAX, now_ns=0, is_committed=counts
     )
     put_in_place(compactor, compaction)
     assert [offset for offset, _, _ in rows(log)] == [0, 2, 4]
@@ -512,7 +512,7 @@ def test_segment_removed_meanwhile_stays_removed(log, disk):
     put(log, [(b"c", b"3")])
     compactor = Compactor(log, disk=disk, tombstone_delay_ms=1)
     prepared = compactor.prepare(below=OFFSET_MAX, tombstones_below=OFFSET_MAX, now_ns=0)
-    log.truncate_before(3)
+    log.delete_before(3)
     put_in_place(compactor, prepared)
     assert rows(log) == [(3, b"c", b"3")]
     assert not list(log.directory.glob("*.cleaned"))

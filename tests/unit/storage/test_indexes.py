@@ -200,7 +200,7 @@ def test_time_within_a_batch(open_log):
     batch = bytes(encode_arrow(rows, Stamp(0, 0, 0), default_subject="s", timestamps_ns=times))
     log.append(batch, read_header(batch))
     assert [log.offset_for_timestamp(t) for t in (5, 10, 11, 30, 31, 41)] == [0, 0, 1, 1, 3, 4]
-    log.truncate_before(2)
+    log.delete_before(2)
     assert [log.offset_for_timestamp(t) for t in (5, 25, 41)] == [2, 3, 4]
 
 

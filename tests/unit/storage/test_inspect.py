@@ -32,7 +32,7 @@ def data_dir(tmp_path, make_batch):
             storage.checkpointer.write(pending)
             storage.checkpointer.finish(pending)
     log.checkpoint()
-    log.truncate_before(2)
+    log.delete_before(2)
     return path
 
 
@@ -217,7 +217,7 @@ def test_what_was_removed_on_purpose_is_not_missed(data_dir, make_batch):
         storage.checkpointer.finish(pending)
     storage.logs[1].truncate_to(12)
     storage.logs[2].truncate_to(28)
-    storage.logs[3].truncate_before(30)
+    storage.logs[3].delete_before(30)
     storage.logs[4].restart_at(100)
     storage.logs[5].delete()
     write_generation(plans[5].directory, storage.journal.sync(), disk=Disk())

@@ -187,7 +187,7 @@ def test_a_name_is_synced_once(open_log, fill, disk, monkeypatch):
 
 
 def test_opening_without_a_checkpoint_scans_the_last_segment(open_log, fill, read_all, tmp_path):
-    """Every intact batch counts, and a torn tail is removed."""
+    """Every intact batch counts, and a torn tail is discarded."""
     log = open_log()
     batches = fill(log, 20)
     log.checkpoint()
@@ -398,7 +398,7 @@ def test_truncate_to_below_the_start_is_rejected(open_log, fill):
     """Cutting below the first kept record is the caller's mistake."""
     log = open_log()
     fill(log, 10)
-    log.truncate_before(6)
+    log.delete_before(6)
     with pytest.raises(OffsetOutOfRangeError):
         log.truncate_to(5)
 
@@ -407,7 +407,7 @@ def test_truncate_to_a_start_within_a_batch_leaves_nothing(open_log, fill, read_
     """The whole batch is removed; the empty log continues at its start."""
     log = open_log()
     fill(log, 10)
-    log.truncate_before(7)
+    log.delete_before(7)
     assert log.truncate_to(7) == log.log_start_offset == log.log_end_offset == 7
     batches = fill(log, 2)
     assert read_all(log) == b"".join(batches)
@@ -438,7 +438,7 @@ def test_truncate_before_every_offset(open_log, fill, read_all, disk):
         batches = fill(log, 20)
         at = log.checkpoint()
         log.flush()
-        log.truncate_before(offset)
+        log.delete_before(offset)
         assert log.log_start_offset == offset
         assert read_all(log) == b"".join(batches[offset // 2 :])
         if offset:
@@ -456,7 +456,7 @@ def test_truncate_before_removes_files(open_log, fill, tmp_path):
     """Only segments that still hold a record keep their files."""
     log = open_log()
     fill(log, 20)
-    log.truncate_before(log.segments[2].base_offset + 1)
+    log.delete_before(log.segments[2].base_offset + 1)
     kept = {s.path.name for s in log.segments}
     assert {p.name for p in (tmp_path / "log").glob("*.log")} <= kept
     assert log.segments[0].base_offset < log.log_start_offset
@@ -467,9 +467,9 @@ def test_truncate_before_beyond_the_end_is_rejected(open_log, fill):
     log = open_log()
     fill(log, 2)
     with pytest.raises(OffsetOutOfRangeError):
-        log.truncate_before(5)
-    log.truncate_before(4)
-    log.truncate_before(1)
+        log.delete_before(5)
+    log.delete_before(4)
+    log.delete_before(1)
     assert log.log_start_offset == 4
 
 
@@ -482,10 +482,10 @@ def test_truncate_before_on_a_full_disk_frees_space_first(open_log, fill, disk):
     log.mark_checkpointed(at)
     disk.full = True
     with pytest.raises(DiskFullError):
-        log.truncate_before(39)
+        log.delete_before(39)
     assert 0 < log.log_start_offset <= at.segment_base
     disk.full = False
-    log.truncate_before(39)
+    log.delete_before(39)
     assert log.log_start_offset == 39
 
 
@@ -495,7 +495,7 @@ def test_offsets_removed_before_a_power_loss_are_not_used_again(open_log, fill, 
     at = log.checkpoint()
     log.flush()
     fill(log, 10)
-    log.truncate_before(20)
+    log.delete_before(20)
     del log
     disk.crash()
     again = open_log(at)
@@ -509,7 +509,7 @@ def test_corrupt_start_file_falls_back(open_log, fill, tmp_path):
     fill(log, 10)
     at = log.checkpoint()
     log.flush()
-    log.truncate_before(1)
+    log.delete_before(1)
     (tmp_path / "log" / "log-start").write_bytes(b"7 00000000\n")
     assert open_log(at).log_start_offset == 0
 
@@ -537,7 +537,7 @@ def test_a_deleted_log_notes_no_start_for_its_namesake(open_log, fill):
     log.delete()
     anew = open_log()
     with pytest.raises(ShuttingDownError):
-        log.note_start(5)
+        log.store_start(5)
     anew.close()
     assert open_log().log_start_offset == 0
 

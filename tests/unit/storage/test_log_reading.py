@@ -88,7 +88,7 @@ def test_read_at_and_beyond_the_ends(open_log, fill):
     """At the end there is nothing yet; outside the log is an error that names its bounds."""
     log = open_log()
     fill(log, 10)
-    log.truncate_before(3)
+    log.delete_before(3)
     end = log.read(20, 100)
     assert (end.buffer, end.next_offset) == (b"", 20)
     for offset in (-1, 2, 21):
@@ -272,7 +272,7 @@ def test_readers_on_many_threads(tmp_path, make_batch):
         batch = make_batch(log.log_end_offset, 2, size=turn % 300)
         log.append(batch, read_header(batch))
         if turn % 97 == 0:
-            log.truncate_before(max(log.log_start_offset, log.log_end_offset - 100))
+            log.delete_before(max(log.log_start_offset, log.log_end_offset - 100))
         if turn % 61 == 0:
             log.checkpoint()
             log.flush()

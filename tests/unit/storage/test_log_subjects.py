@@ -116,7 +116,7 @@ def test_removed_segments_take_their_files_along(open_log):
     log = open_log(segment_bytes=SEGMENT)
     fill(log)
     found(log, ">")
-    log.truncate_before(300)
+    log.delete_before(300)
     bases = {segment.path.stem for segment in log.segments[:-1]}
     assert {path.stem for path in files(log)} == bases
     assert found(log, "s.3")[-1] == wanted("s.3")[-1]

@@ -296,7 +296,7 @@ def test_removed_prefix_stays_removed(data):
     data.checkpoint()
     for _ in range(60):
         data.turn(A)
-    data.now.logs[A].truncate_before(50)
+    data.now.logs[A].delete_before(50)
     report = data.die()
     assert report.corruption == []
     assert data.now.logs[A].log_start_offset == 50
@@ -364,7 +364,7 @@ def test_the_segment_it_starts_in_is_found_without_the_journal(data, journaled):
     data.without_journal(A, *[300] * 15)
     for _ in range(journaled):
         data.turn(A)
-    data.now.logs[A].truncate_before(10)
+    data.now.logs[A].delete_before(10)
     assert data.die().corruption == []
     assert data.now.logs[A].log_start_offset == 10
     data.check(A, [b for b in data.written[A] if read_header(b).next_offset > start_of(data, A)])
@@ -384,7 +384,7 @@ def test_a_removed_segment_that_comes_back_takes_nothing_with_it(data):
     path, paths = first.path, [segment.path for segment in others]
     for _ in range(30):
         data.turn(A)
-    data.now.logs[A].truncate_before(50)
+    data.now.logs[A].delete_before(50)
     data.now = None
     data.disk.crash()
     assert path.exists()
@@ -729,7 +729,7 @@ def test_a_start_inside_what_was_lost_leaves_no_gap_in_a_segment(data):
     data.checkpoint()
     for _ in range(2):
         data.turn(A)
-    data.now.logs[A].truncate_before(2)
+    data.now.logs[A].delete_before(2)
     data.die()
     data.check(A, data.written[A][2:])
     data.now.logs[A].roll()

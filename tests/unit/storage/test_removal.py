@@ -44,7 +44,7 @@ def compact(log: Log) -> None:
 
 
 REMOVALS = {
-    "truncate_before": lambda log: log.truncate_before(log.log_end_offset),
+    "delete_before": lambda log: log.delete_before(log.log_end_offset),
     "truncate_to": lambda log: log.truncate_to(1),
     "restart": lambda log: log.restart_at(log.log_end_offset + 1),
     "compaction": compact,
@@ -77,7 +77,7 @@ def test_what_a_reader_holds_outlives_the_removal(full_log, tmp_path, remove):
     assert [name for name in held_files(tmp_path) if "deleted" in name] == []
 
 
-@pytest.mark.parametrize("remove", ["truncate_before", "restart", "delete"])
+@pytest.mark.parametrize("remove", ["delete_before", "restart", "delete"])
 def test_the_space_does_not_wait_for_another_process(full_log, remove):
     """A reader on this machine has the file open: it finds it empty, and asks the broker."""
     other = os.open(full_log.segments[0].path, os.O_RDONLY)
@@ -93,7 +93,7 @@ def test_a_file_with_another_name_is_not_emptied(full_log, tmp_path):
     backup = tmp_path / "backup"
     os.link(full_log.segments[0].path, backup)
     size = backup.stat().st_size
-    full_log.truncate_before(full_log.log_end_offset)
+    full_log.delete_before(full_log.log_end_offset)
     assert backup.stat().st_size == size
 
 
@@ -103,7 +103,7 @@ def test_a_segment_removed_while_it_is_read_is_looked_for_again(full_log, monkey
 
     def remove_first(log, layout, offset, bytes_max, **more):
         if layout.segments[0] is first:
-            log.truncate_before(layout.segments[1].base_offset)
+            log.delete_before(layout.segments[1].base_offset)
             first.view(0, 1)
         return look(log, layout, offset, bytes_max, **more)
 
@@ -119,7 +119,7 @@ def test_files_removed_later_are_gone_from_the_log_at_once(full_log):
     later = []
     full_log.reclaim_with(later.append)
     path = full_log.segments[0].path
-    full_log.truncate_before(full_log.log_end_offset)
+    full_log.delete_before(full_log.log_end_offset)
     assert len(full_log.segments) == 1
     assert path.exists()
     for removal in later:

@@ -47,4 +47,4 @@ def test_no_space_for_it_is_a_warning(reserve, tmp_path, disk, monkeypatch, capl
     monkeypatch.setattr(disk, "write_durably", full)
     reserve.renew()
     assert size(tmp_path) == 0
-    assert "no space is kept" in caplog.text
+    assert "no space is reserved" in caplog.text

@@ -49,7 +49,7 @@ def apply_retention(log, policy, *, now_ns):
     start = retention_start(log, policy, now_ns=now_ns)
     if start is None:
         return None
-    log.truncate_before(start)
+    log.delete_before(start)
     return log.log_start_offset
 
 

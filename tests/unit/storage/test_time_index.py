@@ -9,7 +9,7 @@ from strandline.errors import DecryptionError
 from strandline.record.batch import read_header
 from strandline.storage.time_index import first_record_at
 
-plain = partial(first_record_at, opened=pa.py_buffer)
+plain = partial(first_record_at, decrypt=pa.py_buffer)
 
 
 @pytest.fixture
@@ -48,5 +48,5 @@ def test_a_batch_that_cannot_be_opened_counts_as_late_enough(segment):
     def closed(view):
         raise DecryptionError("no key")
 
-    assert first_record_at(segment, 200, start=0, opened=closed) == 3
-    assert first_record_at(segment, 200, start=4, opened=closed) == 4
+    assert first_record_at(segment, 200, start=0, decrypt=closed) == 3
+    assert first_record_at(segment, 200, start=4, decrypt=closed) == 4

@@ -10,7 +10,7 @@ import pytest
 
 from chaos import clients, load, run
 from chaos.__main__ import page, write
-from chaos.clients import GroupClient, OwnProducer, given_up
+from chaos.clients import GroupClient, OwnProducer, expected_failure
 from chaos.faults import FAULTS, deal
 from chaos.load import ChaosReader, expected
 from chaos.run import ChaosOutcome, ChaosPlan
@@ -210,11 +210,11 @@ async def test_a_producer_that_breaks_its_promise_is_seen(histories, answers):
         await heard(histories, *answers)
 
 
-def test_only_a_full_disk_lets_a_record_be_given_up():
-    """Whatever else happens it has to be tried on."""
-    assert given_up(errors.DiskFullError("full")) == "disk_full"
-    with pytest.raises(ViolationError, match="given up: not_leader"):
-        given_up(errors.NotLeaderError("another"))
+def test_only_a_full_disk_may_fail_a_record():
+    """After any other error the producer has to retry."""
+    assert expected_failure(errors.DiskFullError("full")) == "disk_full"
+    with pytest.raises(ViolationError, match="failed a record: not_leader"):
+        expected_failure(errors.NotLeaderError("another"))
 
 
 class Handing:

@@ -27,7 +27,7 @@ PROPOSE_TIMEOUT_S = 5.0
 LIMITS = ControllerLimits(session_ms=1_500)
 """Six heartbeats. The loss of a leader that is paused or cut off costs about two seconds, the loss
 of a controller one more. If the process ended, that costs a second less, because its connections
-show it (``away_ms``)."""
+show it (``disconnected_ms``)."""
 
 
 class ControllerRunner:

@@ -62,7 +62,7 @@ def _with_ref(batch: Buffer) -> tuple[BatchRef, Buffer]:
 def _tail(log: Log, batch: Buffer, first: Offset) -> Buffer:
     """Return the part of a batch from the offset ``first`` on."""
     header = header_of(batch)
-    [rows] = decode_batches(log.opened(batch))
+    [rows] = decode_batches(log.decrypted(batch))
     rows = rows.filter(pc.greater_equal(rows.column("offset"), first))
     if not rows.num_rows:
         return encode_filler(first, header.next_offset, leader_epoch=header.leader_epoch)

@@ -351,5 +351,5 @@ def _reset(log: Log, offset: Offset, synced_sequence: int) -> Offset:
     if log.truncate_to(offset, synced_sequence=synced_sequence) < offset:
         log.restart_at(offset)
     else:
-        log.truncate_before(offset)
+        log.delete_before(offset)
     return offset

@@ -295,7 +295,7 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
                 return None
             copy = ConsumerGroup()
             copy.epoch, copy.members = known.epoch, dict(known.members)
-            copy.positions, copy.committed = _copy(known), dict(known.committed)
+            copy.positions, copy.commit_numbers = _copy(known), dict(known.commit_numbers)
             copy.undecided, copy.began_with = dict(known.undecided), dict(known.began_with)
             copy.metadata = known.metadata
             return copy

@@ -154,7 +154,7 @@ class Cleaner:
                 below=partition.last_stable_offset,
                 tombstones_below=_seen_by_all(partition),
                 now_ns=now_ns,
-                counts=lambda header: is_visible(partition.transaction_index, header),
+                is_committed=lambda header: is_visible(partition.transaction_index, header),
             )
             if partition.log is not log:
                 return  # the log was reopened meanwhile, which removed the prepared files

@@ -45,12 +45,12 @@ class SpaceReclaimer:
         if offset <= log.log_start_offset:
             return
         try:
-            await asyncio.to_thread(log.note_start, offset)
+            await asyncio.to_thread(log.store_start, offset)
         except DiskFullError:
             log.make_room(offset)
             await self.drained()
-            await asyncio.to_thread(log.note_start, offset)
-        log.drop_before(offset)
+            await asyncio.to_thread(log.store_start, offset)
+        log.move_start(offset)
 
     def delete(self, logs: Iterable[Log]) -> None:
         """Delete logs that are no longer written; the thread removes their files (``drained``).

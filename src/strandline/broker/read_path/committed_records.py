@@ -19,7 +19,7 @@ from strandline.broker.read_path.visible import read_visible, stored_time
 from strandline.clock import Clock
 from strandline.config import StreamConfig
 from strandline.errors import CorruptBatchError, OffsetOutOfRangeError
-from strandline.record.visible import always_counts
+from strandline.record.visible import always_committed
 from strandline.storage.log import Log
 from strandline.types import LogId, Offset, PartitionName, TimestampNs
 
@@ -203,10 +203,12 @@ class CommittedRecords:
             if index is not None:
                 seen = index.readable(offset, bytes_max, below=stop)
             elif self._config.has_gaps:
-                seen = read_visible(log, offset, bytes_max, below=stop, counts=always_counts)
+                seen = read_visible(
+                    log, offset, bytes_max, below=stop, is_committed=always_committed
+                )
             else:
                 seen = log.read_dense(offset, bytes_max, below=stop).buffer
-            return log.opened(seen)
+            return log.decrypted(seen)
         except CorruptBatchError as error:
             self.report_corruption(error)
             raise

@@ -22,7 +22,7 @@ from strandline.errors import CorruptBatchError, OffsetOutOfRangeError
 from strandline.reading.cursor import OffsetRun
 from strandline.record.batch import Buffer, read_header
 from strandline.record.decode import walk
-from strandline.record.visible import always_counts
+from strandline.record.visible import always_committed
 from strandline.storage.log import Log
 from strandline.storage.subject_history import SubjectHistory
 from strandline.storage.subject_index import Numbers
@@ -155,8 +155,8 @@ class SubjectRetention:
             if not found.buffer:
                 applied.position = max(applied.position, min(found.next_offset, end))
                 break
-            # If encrypted, ``opened`` may return only the first batches, and it drops placeholders.
-            batches = memoryview(self._log.opened(found.buffer))
+            # If encrypted, ``decrypted`` may return only the first batches, and drops placeholders.
+            batches = memoryview(self._log.decrypted(found.buffer))
             applied.history.apply(batches)
             applied.position = _end_of(batches) if batches else found.next_offset
         self._applied = applied  # only now: readers must not see a half-applied state
@@ -195,11 +195,11 @@ class SubjectRetention:
         offset = Offset(max(offset, start))
         while offset < below:
             seen: Buffer = read_visible(
-                self._log, offset, bytes_max, below=below, counts=always_counts
+                self._log, offset, bytes_max, below=below, is_committed=always_committed
             )
             if not seen:
                 break
-            plain = memoryview(self._log.opened(seen))
+            plain = memoryview(self._log.decrypted(seen))
             kept = self._applied.history.filtered(plain, start)
             if kept:
                 return pa.py_buffer(kept[0] if len(kept) == 1 else b"".join(kept))

@@ -196,7 +196,7 @@ class SubjectSearch:
                     break
             return answers
 
-        return self._log.as_it_is(ask_all)
+        return self._log.with_layout(ask_all)
 
 
 def _part_of(segment: Segment, start: int, stop: int) -> _Part:

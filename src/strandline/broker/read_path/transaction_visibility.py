@@ -103,7 +103,7 @@ def is_visible(index: "PartitionTransactions | None", header: BatchHeader) -> bo
     """Whether readers see the records of a batch below the stable offset; any thread."""
     if index is None or not header.attributes & Attributes.TRANSACTIONAL:
         return True
-    return index.counts(header.producer_id, header.base_offset)
+    return index.is_committed(header.producer_id, header.base_offset)
 
 
 class PartitionTransactions:
@@ -329,7 +329,7 @@ class PartitionTransactions:
 
     # Reading
 
-    def counts(self, producer_id: int, offset: int) -> bool:
+    def is_committed(self, producer_id: int, offset: int) -> bool:
         """Whether a transaction's batch below the stable offset is committed."""
         return not self._index.is_aborted(producer_id, offset)
 
@@ -339,4 +339,6 @@ class PartitionTransactions:
 
     def readable(self, offset: Offset, bytes_max: int, *, below: Offset) -> Buffer:
         """Read visible batches; see ``read_visible``."""
-        return read_visible(self._log, offset, bytes_max, below=below, counts=self.counts)
+        return read_visible(
+            self._log, offset, bytes_max, below=below, is_committed=self.is_committed
+        )

@@ -5,14 +5,14 @@ Rules: any thread; batches are as stored, whole and in order, perhaps with gaps 
 
 from strandline.errors import StrandlineError
 from strandline.record.batch import HEADER_BYTES, Buffer
-from strandline.record.visible import Counts, visible_stretches
+from strandline.record.visible import IsCommitted, visible_stretches
 from strandline.storage.log import Log
 from strandline.storage.scan import header_at
 from strandline.types import Offset, TimestampNs
 
 
 def read_visible(
-    log: Log, offset: Offset, bytes_max: int, *, below: Offset, counts: Counts
+    log: Log, offset: Offset, bytes_max: int, *, below: Offset, is_committed: IsCommitted
 ) -> Buffer:
     """Read the batches that readers may see.
 
@@ -21,7 +21,7 @@ def read_visible(
         offset: the offset of the first record wanted.
         bytes_max: about how many bytes to return.
         below: a stable offset.
-        counts: tells whether a batch of a transaction is committed.
+        is_committed: whether a transaction's batch is committed.
 
     Returns:
         Whole batches in order, perhaps with gaps between them; empty if nothing is left.
@@ -31,7 +31,7 @@ def read_visible(
     """
     while True:
         found = log.read(offset, bytes_max, below=below)
-        pieces = visible_stretches(found.buffer, counts)
+        pieces = visible_stretches(found.buffer, is_committed)
         if len(pieces) == 1:
             return pieces[0]
         if pieces:

@@ -112,7 +112,7 @@ class DedupWindow:
                     raise
                 offset = log.log_start_offset  # retention deleted the records meanwhile
                 continue
-            buffer = log.opened(found.buffer)
+            buffer = log.decrypted(found.buffer)
             view = memoryview(buffer)
             for position, header in iter_headers(view):
                 if header.attributes == _ONLY_HEADERS and _is_single(header):

@@ -50,8 +50,8 @@ TOO_MANY: Final = "409 Exceeded MaxWaiting"
 ENDLESS: Final = 1 << 62
 """The batch of a pull that wants every record."""
 
-GIVEN_UP_MAX: Final = 10_000
-"""How many records are remembered that were delivered as often as they may be."""
+DROPPED_MAX: Final = 10_000
+"""How many records are remembered after their last permitted delivery."""
 
 AckKind = Literal["ack", "nak", "term", "progress"]
 
@@ -79,7 +79,8 @@ class Wanted(NamedTuple):
 
     sequence: int
     is_again: bool
-    """Whether it is exactly this one; else the first one from there on that passes the filters."""
+    """Whether exactly this record is wanted; else the first one from there on that passes the
+    filters."""
 
 
 class PullConsumer:
@@ -87,9 +88,9 @@ class PullConsumer:
 
     Args:
         policy: its settings.
-        state: how far it has come; changed in place.
+        state: its progress; changed in place.
         now_ms: the time; every pending record's acknowledgement wait starts again here.
-        flow: limits what is on its way; None: nothing does.
+        flow: limits the bytes that are on their way to the receiver; None: no limit.
     """
 
     def __init__(
@@ -110,18 +111,18 @@ class PullConsumer:
         """Whether the state has changed since the caller last reset this."""
         self.pulls = PullQueue()
         self._due: dict[int, float] = {}
-        """By sequence of pending records: when they are delivered again; infinite: not sent yet."""
+        """Pending records → when each is delivered again; infinite: not sent yet."""
         self._timers: list[tuple[float, int, deque[int]]] = []
-        """The same as a heap of times, each with records of one run; some may wait no longer."""
+        """A heap of the same times, each with the records of one run; some may be acknowledged."""
         self._runs = 0
-        """Numbers the entries, so that their records are not compared."""
+        """Number of the next heap entry, so that entries of one time are compared by it."""
         self._timed = 0
-        """The number of records in the entries."""
+        """The number of records in the heap."""
         self._again: OrderedDict[int, None] = OrderedDict()
         """Pending records that are due for redelivery, oldest first."""
-        self._given_up: OrderedDict[int, None] = OrderedDict()
-        """Records delivered more than once, as often as they may be, and not acknowledged since. As
-        in JetStream they count as redelivered, and after a change of leaders no longer."""
+        self._dropped: OrderedDict[int, None] = OrderedDict()
+        """Records that were delivered for the last permitted time, more than once in all, and are
+        not acknowledged. As in JetStream they count as redelivered until the leader changes."""
         for sequence, record in state.pending.items():
             self._expect_acks([sequence], now_ms + policy.wait_ms(record.deliveries))
 
@@ -130,7 +131,7 @@ class PullConsumer:
     def pull(self, pull: Pull, now_ms: float) -> list[Effect]:
         """Add a waiting pull."""
         if self.policy.max_waiting and len(self.pulls) >= self.policy.max_waiting:
-            # A pull with heartbeats needs no answer: its client notices that none arrive.
+            # A pull with heartbeats needs no answer: its client notices that they are missing.
             return [] if pull.heartbeat_ms else [EndPull(pull.token, TOO_MANY)]
         if self.flow is not None:
             self.flow.reset()
@@ -139,7 +140,7 @@ class PullConsumer:
         return []
 
     def drop_pull(self, token: object) -> None:
-        """Forget a pull whose receiver is gone."""
+        """Forget a pull whose receiver has disconnected."""
         self.pulls.drop(token)
 
     def end_all(self, status: str) -> list[Effect]:
@@ -162,17 +163,17 @@ class PullConsumer:
 
     @property
     def is_full(self) -> bool:
-        """Whether no new record is delivered until one that is pending is acknowledged."""
+        """Whether new records have to wait until a pending one is acknowledged."""
         limit = self.policy.max_ack_pending
         return bool(limit and self.policy.acks != "none" and len(self.state.pending) >= limit)
 
     def deliver(
         self, sequences: Sequence[int], sizes: Sequence[int], now_ms: float
     ) -> list[Effect]:
-        """Deliver the wanted record, or it and new records that follow, to the next pulls.
+        """Deliver the wanted record, or it and the new records that follow it, to the next pulls.
 
         Args:
-            sequences: the records'; a new record's may be larger than the wanted one.
+            sequences: the sequences of the records; a new record may be above the wanted one.
             sizes: the bytes of each that count against a pull's limit.
             now_ms: the time.
 
@@ -198,7 +199,7 @@ class PullConsumer:
         return effects
 
     def _room(self, count: int) -> int:
-        """Return how many of some records can be pending."""
+        """Return how many of ``count`` records can become pending."""
         limit = self.policy.max_ack_pending
         if self._again or not limit or self.policy.acks == "none":
             return count
@@ -234,7 +235,7 @@ class PullConsumer:
         return DeliverRun(tokens, sequences, before + 1, deliveries)
 
     def sent(self, sequences: Sequence[int], now_ms: float) -> None:
-        """Begin to wait for acknowledgements: these deliveries are stored, and sent."""
+        """Begin to wait for acknowledgements of deliveries that are stored, and sent."""
         due, pending = self._due, self.state.pending
         waiting = [each for each in sequences if due.get(each) == math.inf]
         if waiting:
@@ -246,7 +247,7 @@ class PullConsumer:
         return list(islice(self._again, limit))
 
     def postpone(self, sequences: Iterable[int], due_ms: float) -> None:
-        """Deliver records later that are due for redelivery: they cannot be read now."""
+        """Deliver records that are due for redelivery later, because they cannot be read now."""
         due = [each for each in sequences if each in self._again]
         for each in due:
             del self._again[each]
@@ -287,7 +288,8 @@ class PullConsumer:
         Args:
             kind: acknowledged, rejected, terminated, or still in progress.
             sequence: the sequence of the record.
-            consumer_sequence: of its delivery; used with the policy that acknowledges all before.
+            consumer_sequence: the number of its delivery; used if the policy acknowledges all
+                earlier records, too.
             now_ms: the time.
             delay_ms: the delay before a rejected record is delivered again.
         """
@@ -305,7 +307,7 @@ class PullConsumer:
             self._collect_due(now_ms)
 
     def ack_many(self, acks: Iterable[tuple[int, int]]) -> None:
-        """Handle acknowledgements: the sequence of each record, and of its delivery."""
+        """Handle acknowledgements, each the sequence of a record and the number of its delivery."""
         if self.policy.acks == "all":
             for sequence, consumer_sequence in acks:
                 self._ack_all(sequence, consumer_sequence)
@@ -314,7 +316,7 @@ class PullConsumer:
         for sequence, _ in acks:
             record = state.pending.pop(sequence, None)
             if record is None:
-                self._given_up.pop(sequence, None)
+                self._dropped.pop(sequence, None)
                 continue
             self._forget(sequence)
             self.is_changed = True
@@ -344,8 +346,8 @@ class PullConsumer:
         while state.pending and (first := next(iter(state.pending))) <= sequence:
             del state.pending[first]
             self._forget(first)
-        for each in [each for each in self._given_up if each <= sequence]:
-            del self._given_up[each]
+        for each in [each for each in self._dropped if each <= sequence]:
+            del self._dropped[each]
         state.floor_stream = sequence
         known = min(consumer_sequence, state.delivered_consumer)
         state.floor_consumer = max(state.floor_consumer, known)
@@ -389,7 +391,8 @@ class PullConsumer:
         self._due.update(dict.fromkeys(waiting, due_ms))
         self._push_timer(due_ms, waiting)
         if self._timed > TIMERS_MIN + 2 * len(self._due):
-            # Acknowledged records stay in the heap until their time; drop them if they are most.
+            # Acknowledged records stay in the heap until their time; drop them if they outnumber
+            # the rest.
             timers, self._timers, self._timed = self._timers, [], 0
             for time_ms, _, several in timers:
                 left = deque(each for each in several if self._due.get(each) == time_ms)
@@ -402,7 +405,7 @@ class PullConsumer:
         heapq.heappush(self._timers, (due_ms, self._runs, waiting))
 
     def _drop_outdated(self) -> None:
-        """Drop records from the front of the heap that no longer wait."""
+        """Drop records that no longer wait from the front of the heap."""
         while self._timers:
             due_ms, _, waiting = self._timers[0]
             while waiting and self._due.get(waiting[0]) != due_ms:
@@ -418,7 +421,7 @@ class PullConsumer:
             self._again.pop(sequence, None)
 
     def _collect_due(self, now_ms: float) -> None:
-        """Queue records for redelivery whose acknowledgement wait is over."""
+        """Queue the records whose acknowledgement wait is over for redelivery."""
         while self._timers and self._timers[0][0] <= now_ms:
             due_ms, _, waiting = heapq.heappop(self._timers)
             self._timed -= len(waiting)
@@ -427,23 +430,23 @@ class PullConsumer:
                     self._is_due(sequence)
 
     def _is_due(self, sequence: int) -> None:
-        """Queue a record for redelivery, unless it was delivered as often as it may be."""
+        """Queue a record for redelivery, or drop it after its last permitted delivery."""
         del self._due[sequence]
         record = self.state.pending[sequence]
         if self.policy.max_deliver and record.deliveries >= self.policy.max_deliver:
             if self.state.positions:
-                self.state.held_floors = self.state.floors  # as that of one partition, they stay
+                self.state.held_floors = self.state.floors  # the floors stay, as with one partition
             del self.state.pending[sequence]
             self.is_changed = True
             if record.deliveries > 1:
-                self._given_up[sequence] = None
-                if len(self._given_up) > GIVEN_UP_MAX:
-                    self._given_up.popitem(last=False)
+                self._dropped[sequence] = None
+                if len(self._dropped) > DROPPED_MAX:
+                    self._dropped.popitem(last=False)
         else:
             self._again[sequence] = None
 
     def expire_all(self, now_ms: float) -> None:
-        """Let all pending records be delivered again: their receiver is another one."""
+        """Deliver all pending records again, because there is another receiver."""
         self._expect_acks(list(self._due), now_ms)
         self._collect_due(now_ms)
 
@@ -455,10 +458,10 @@ class PullConsumer:
         Args:
             is_gone: whether the record of a sequence is no longer stored.
         """
-        for sequence in filter(is_gone, list(self._given_up)):
-            del self._given_up[sequence]
+        for sequence in filter(is_gone, list(self._dropped)):
+            del self._dropped[sequence]
         again = sum(record.deliveries > 1 for record in self.state.pending.values())
-        return again + len(self._given_up)
+        return again + len(self._dropped)
 
     def check(self) -> None:
         """Assert the invariants; for tests."""
@@ -477,7 +480,7 @@ class PullConsumer:
             assert all(state.floor_stream < each <= state.delivered_stream for each in pending)
         assert set(self._again) | set(self._due) == set(pending)
         assert not set(self._again) & set(self._due)
-        assert self._given_up.keys().isdisjoint(pending)
+        assert self._dropped.keys().isdisjoint(pending)
         assert self._timed == sum(len(waiting) for _, _, waiting in self._timers)
         timed = {(due_ms, each) for due_ms, _, waiting in self._timers for each in waiting}
         assert all(

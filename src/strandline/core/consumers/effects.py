@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class DeliverRun:
-    """Send records to pulls that take turns, a record each.
+    """Send records to pulls in turn, one record each.
 
     Attributes:
-        tokens: of the pulls; the first record goes to the first one.
-        sequences: of the records, in the stream.
+        tokens: the tokens of the pulls; the first record goes to the first one.
+        sequences: the sequences of the records in the stream.
         consumer_sequence: the number of the first delivery; the others follow it.
         deliveries: how often each of the records was delivered, this time included.
     """
@@ -44,8 +44,8 @@ class SendHeartbeat:
 
     Attributes:
         token: of the pull.
-        consumer_sequence: of the last delivery.
-        stream_sequence: of its record.
+        consumer_sequence: the number of the last delivery.
+        stream_sequence: the sequence of the record that was delivered last.
         request: the number of the flow control request that waits for its answer; 0: none.
     """
 

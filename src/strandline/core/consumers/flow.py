@@ -13,16 +13,16 @@ from typing import Final
 
 WINDOW_BYTES_FIRST: Final = 2 << 20
 WINDOW_BYTES_MAX: Final = 32 << 20
-"""Both are nats-server's."""
+"""Both limits are those of nats-server."""
 
 
 class FlowWindow:
     """The bytes that may be on their way.
 
     Attributes:
-        window_bytes: how many.
-        sent_bytes: how many are.
-        request: the number of the request that waits for its answer; 0: none does.
+        window_bytes: how many bytes may be on their way.
+        sent_bytes: how many bytes are on their way.
+        request: the number of the request that waits for its answer; 0: none waits.
     """
 
     def __init__(self) -> None:
@@ -39,10 +39,10 @@ class FlowWindow:
         return self.sent_bytes > self.window_bytes
 
     def send_run(self, sizes: Sequence[int]) -> tuple[int, bool]:
-        """Count records that are sent now: until the window is full, or a request follows.
+        """Count records that are sent now, until the window is full or a request must follow.
 
         Returns:
-            How many, and whether a request follows the last of them, which is ``request``.
+            How many, and whether the request ``request`` must follow the last of them.
         """
         for count, size in enumerate(sizes):
             if self.is_full:
@@ -52,7 +52,7 @@ class FlowWindow:
         return len(sizes), False
 
     def sent(self, size: int) -> bool:
-        """Count a record; return whether a request follows it, which is ``request``."""
+        """Count a record; return whether the request ``request`` must follow it."""
         self.sent_bytes += size
         if not self.request:
             if self.sent_bytes <= self.window_bytes // 2:
@@ -67,7 +67,7 @@ class FlowWindow:
         return False
 
     def answered(self, request: int) -> bool:
-        """Take an answer in; return whether it is the one that is waited for."""
+        """Handle an answer; return whether it is to the request that waits."""
         if not self.request or request != self.request:
             return False
         self.sent_bytes = max(0, self.sent_bytes - self._covered)
@@ -76,7 +76,7 @@ class FlowWindow:
         return True
 
     def reset(self) -> None:
-        """Begin anew: the receiver is another one."""
+        """Begin anew, because there is another receiver."""
         self.window_bytes = WINDOW_BYTES_FIRST
         self.sent_bytes = self.request = self._covered = 0
 

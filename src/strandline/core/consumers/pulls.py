@@ -1,12 +1,12 @@
-"""The pulls that wait at a consumer: in which order they are served, and when each has a timer due.
+"""The pulls that wait at a consumer: the order in which they are served, and their timers.
 
-Rules: a served pull goes to the end of the queue. No step looks at every pull: there may be
-thousands, of clients that wait for long, and each record and each new pull is a step. So pulls are
-found by their token, and their times are a heap.
+Rules: a served pull goes to the end of the queue. There may be thousands of pulls, and each record
+and each new pull is a step, so no step looks at every pull: pulls are found by their token, and
+their times are a heap.
 
-Invariants: a pull with a time has one entry in the heap, which is not later than its time; entries
-of pulls that wait no longer are dropped when they are met, or when they are most. ``check`` asserts
-them.
+Invariants: a pull with a time has one entry in the heap, which is not later than its time. Entries
+of pulls that no longer wait are dropped when they come first, or when they are the majority.
+``check`` asserts the first.
 """
 
 import heapq
@@ -71,7 +71,7 @@ class Pull:
 
     @property
     def due_ms(self) -> float | None:
-        """When it ends or needs a heartbeat; None: never. It moves only to later times."""
+        """When the pull ends or needs a heartbeat; None: never. It moves only to later times."""
         if not self.heartbeat_ms:
             return self.expires_ms
         if self.expires_ms is None:
@@ -80,18 +80,18 @@ class Pull:
 
     @property
     def ends_without_records(self) -> bool:
-        """Whether it ends when there is no record: it may still wait for its first one."""
+        """Whether the pull ends when there is no record; one with an expiry waits for its first."""
         return self.no_wait and (self.served > 0 or self.expires_ms is None)
 
 
 class ServedPulls(NamedTuple):
-    """The pulls that took records in turns."""
+    """The pulls that received records in turn."""
 
     tokens: list[object]
     records: int
-    """How many they took together."""
+    """How many records they received together."""
     done: list[Pull]
-    """Those that got their last one."""
+    """The pulls that received their last record."""
 
 
 class PullQueue:
@@ -101,12 +101,12 @@ class PullQueue:
         self._pulls: OrderedDict[Pull, None] = OrderedDict()
         self._by_token: dict[object, dict[Pull, None]] = {}
         self._impatient: dict[Pull, None] = {}
-        """Those that end when there is no record."""
+        """Pulls that end when there is no record."""
         self._timers: list[tuple[float, int, Pull]] = []
         self._timed: set[Pull] = set()
         """Pulls with an entry in the heap."""
         self._entries = 0
-        """Numbers the entries, so that pulls are not compared."""
+        """Number of the next heap entry, so that entries of one time are compared by it."""
 
     def __len__(self) -> int:
         return len(self._pulls)
@@ -120,7 +120,7 @@ class PullQueue:
 
     @property
     def first(self) -> Pull:
-        """The one to serve next; there is one."""
+        """The pull to serve next; the queue must not be empty."""
         return next(iter(self._pulls))
 
     def append(self, pull: Pull) -> None:
@@ -141,13 +141,13 @@ class PullQueue:
         self._impatient.pop(pull, None)
 
     def popleft(self) -> Pull:
-        """Remove and return the one to serve next."""
+        """Remove and return the pull to serve next."""
         pull = self.first
         self.remove(pull)
         return pull
 
     def serve(self, size: int, count: int, now_ms: float) -> ServedPulls:
-        """Let waiting pulls take records in turns, and remove those that get their last one.
+        """Give records to waiting pulls in turn, and remove those that get their last one.
 
         Args:
             size: the bytes of the first record; a pull with a limit is served alone.
@@ -173,7 +173,7 @@ class PullQueue:
         return ServedPulls([pull.token for pull in turn], each * len(turn), done)
 
     def _next_turn(self, count: int) -> tuple[list[Pull], int]:
-        """Return who is served next, and how many records each of them gets."""
+        """Return the pulls that are served next, and how many records each of them gets."""
         if self.first.has_limit:
             return [self.first], 1
         turn = list(islice(takewhile(lambda pull: not pull.has_limit, self._pulls), count))
@@ -182,7 +182,7 @@ class PullQueue:
         return turn, min(count // len(turn), *(pull.left for pull in turn))
 
     def rotate(self) -> None:
-        """Serve the next one last."""
+        """Move the first pull to the end."""
         self._pulls.move_to_end(self.first)
 
     def drop(self, token: object) -> None:
@@ -196,7 +196,7 @@ class PullQueue:
             self.remove(pull)
 
     def take_impatient(self) -> list[Pull]:
-        """Remove and return those that end when there is no record."""
+        """Remove and return the pulls that end when there is no record."""
         taken = list(self._impatient)
         for pull in taken:
             self.remove(pull)
@@ -219,7 +219,7 @@ class PullQueue:
 
     @property
     def next_due_ms(self) -> float | None:
-        """When a pull ends or needs a heartbeat next; None: not at any time."""
+        """When the next pull ends or needs a heartbeat; None: no pull has a time."""
         while self._timers:
             due_ms, _, pull = self._timers[0]
             if pull in self._pulls and pull.due_ms == due_ms:
@@ -230,7 +230,7 @@ class PullQueue:
         return None
 
     def take_due(self, now_ms: float) -> list[Pull]:
-        """Return the pulls whose time has come; those that go on waiting are watched again."""
+        """Return the pulls whose time has come; the caller watches again those that go on."""
         due: list[Pull] = []
         while (next_ms := self.next_due_ms) is not None and next_ms <= now_ms:
             due.append(self._pop_timer())

@@ -1,9 +1,9 @@
-"""The durable state of a consumer: how far it has come, and which records are pending.
+"""The durable state of a consumer: its progress, and its pending records.
 
 Rules: sequences count from 1, as NATS clients expect. In a stream of one partition a sequence is an
 offset plus one. A consumer of several partitions has a position in each. The sequences of its
-records number all partitions together (``merged_sequence``), which tells a record's partition and
-its place there, but no order between partitions.
+records number all partitions together (``merged_sequence``): a sequence gives a record's partition
+and its sequence there, but no order between partitions.
 """
 
 import msgspec
@@ -27,25 +27,25 @@ class ConsumerState(msgspec.Struct, kw_only=True, omit_defaults=True):
     """
 
     delivered_stream: int = 0
-    """The last sequence that was delivered or skipped; of several partitions the sum of theirs."""
+    """The last sequence delivered or skipped; with several partitions the sum of theirs."""
     delivered_consumer: int = 0
     """The number of deliveries."""
     floor_stream: int = 0
-    """Everything up to here is acknowledged; of several partitions ``floors`` knows it."""
+    """All records up to this sequence are acknowledged; with several partitions see ``floors``."""
     floor_consumer: int = 0
     pending: dict[int, PendingRecord] = {}
     """By sequence in the stream, in the order of first deliveries."""
     positions: list[int] = []
-    """Of each of several partitions: its last sequence that was delivered or skipped."""
+    """With several partitions: the last sequence of each that was delivered or skipped."""
     held_floors: list[int] = []
-    """The floors of several partitions while something above them was given up: delivered as often
-    as it may be. Empty: nothing was."""
+    """With several partitions: their floors, held while a record above them was dropped after its
+    last permitted delivery. Empty: none was."""
 
     def advance(self, sequence: int) -> bool:
-        """Move to a sequence, up to which its partition is delivered; return whether it was behind.
+        """Note that a partition is delivered up to a sequence; return whether that is new.
 
         Args:
-            sequence: of a record.
+            sequence: the sequence of a record.
         """
         if not self.positions:
             is_behind = sequence > self.delivered_stream
@@ -59,7 +59,7 @@ class ConsumerState(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def floors(self) -> list[int]:
-        """Up to which sequence of each partition everything is acknowledged."""
+        """The sequence of each partition up to which all records are acknowledged."""
         if not self.positions:
             return [self.floor_stream]
         if self.held_floors:

@@ -72,8 +72,8 @@ def _hand_out(
 def _even_out(readers: Readers, subscribers: Mapping[str, list[str]]) -> bool:
     """Move one partition from each member, fullest first, to one with at least two fewer.
 
-    One at a time: a member that gave several at once would fall below others, which would then
-    give to it. Each move lowers the sum of the squared counts, so this terminates.
+    One partition a member: if a member gave several at once, it would fall below others, which
+    would then give to it. Each move lowers the sum of the squared counts, so this terminates.
 
     Returns:
         whether any partition moved.

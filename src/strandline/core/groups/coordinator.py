@@ -2,7 +2,7 @@
 
 Rules:
 - a decision takes effect when its entry is stored; nobody is notified before (``DecisionLog``);
-- a partition has one holder. A member that is to give it up is notified in its next heartbeat
+- a partition has one holder. A member that must release it is notified in its next heartbeat
   answer. Another member receives it after the holder has confirmed in a later heartbeat, has left
   or has expired. So a member keeps consuming partitions that do not move, and the previous holder's
   last committed offset is known;
@@ -60,7 +60,7 @@ from strandline.types import PartitionName
 
 GROUPS_MAX = 10_000
 MEMBERS_MAX = 1_000
-"""Of one group."""
+"""The most members of one group."""
 SESSION_MS_MIN = 1_000
 SESSION_MS_MAX = 3_600_000
 ITEMS_PER_ENTRY = 500
@@ -170,7 +170,9 @@ class GroupCoordinator:
         predecessor = group.by_instance(request.instance)
         _check_owner(request, known, predecessor)
         if known is None and predecessor is None and len(group.members) >= MEMBERS_MAX:
-            raise UnavailableError(f"group {request.group!r} has {MEMBERS_MAX} members, the most")
+            raise UnavailableError(
+                f"group {request.group!r} already has {MEMBERS_MAX} members, the maximum"
+            )
         epoch = self.state.epoch + 1
         streams = tuple(sorted(set(request.streams)))
         if known is not None:
@@ -183,7 +185,7 @@ class GroupCoordinator:
                 session_ms=request.session_ms,
                 epoch=epoch,
                 owner=request.owner,
-                # What a static member was giving up is free: its old process is fenced.
+                # What the static member was releasing is free: its old process is fenced.
                 assigned=NOTHING
                 if predecessor is None
                 else predecessor.assigned.difference(group.undecided),
@@ -225,7 +227,7 @@ class GroupCoordinator:
     def _check_join(self, request: ev.Join) -> None:
         if not SESSION_MS_MIN <= request.session_ms <= SESSION_MS_MAX:
             raise InvalidRequestError(
-                f"a session of {request.session_ms} ms; {SESSION_MS_MIN} to {SESSION_MS_MAX} work"
+                f"session_ms must be {SESSION_MS_MIN} to {SESSION_MS_MAX}, got {request.session_ms}"
             )
         for stream in request.streams:
             if stream not in self._partitions:
@@ -233,9 +235,11 @@ class GroupCoordinator:
         self._check_room(request.group)
 
     def _check_room(self, group: str) -> None:
-        """Reject a group that would be one too many."""
+        """Reject a new group if there are ``GROUPS_MAX``."""
         if group not in self.state.groups and len(self.state.groups) >= GROUPS_MAX:
-            raise UnavailableError(f"there are {GROUPS_MAX} groups, the most; delete some")
+            raise UnavailableError(
+                f"there are already {GROUPS_MAX} groups, the maximum; delete some first"
+            )
 
     def _heartbeat(self, request: ev.Heartbeat) -> GroupAssignment:
         group = self.state.groups.get(request.group, ConsumerGroup())
@@ -245,7 +249,7 @@ class GroupCoordinator:
         _check_owner(request, member)
         self._renew_session(request.group, member)
         if request.epoch == member.epoch and not member.revoking <= request.held:
-            # With an older epoch it may not know yet which partitions it is to give up.
+            # With an older epoch it may not know yet which partitions it must release.
             member = msgspec.structs.replace(member, revoking=member.revoking & request.held)
             self._log.store(GroupEntry(group=request.group, members=(member,)))
         return self._reconciled(request.group, member, held=request.held)
@@ -261,29 +265,29 @@ class GroupCoordinator:
         _check_no_consumer(request.group, group)
         if request.member:
             self._check_committer(group, request)
-            if request.number and request.number == group.committed.get(request.member):
-                return  # a repeat, of which the answer was lost
+            if request.number and request.number == group.commit_numbers.get(request.member):
+                return  # a repeat, because the answer was lost
         elif group.members:
             raise GroupInUseError(
-                f"group {request.group!r} has {len(group.members)} members, who commit its "
-                "positions; stop them first"
+                f"group {request.group!r} has {len(group.members)} members, which commit its "
+                "offsets; stop them first"
             )
         else:
             self._check_room(request.group)
         self._check_transaction(group, request)
-        # A transaction has one of its own, which counts when it commits.
+        # A transaction's metadata is kept apart, until the transaction commits.
         ours = request.transaction
         known = group.metadata if ours is None else group.undecided_metadata.get(ours)
         if not request.positions and request.metadata == (known or ""):
             return
         is_numbered = bool(request.member and request.number)
-        committed = {request.member: request.number} if is_numbered else {}
+        numbers = {request.member: request.number} if is_numbered else {}
         begun = self._begun(group, request.positions)
         self._log.store(
             GroupEntry(
                 group=request.group,
                 positions=request.positions,
-                committed=committed,
+                commit_numbers=numbers,
                 transaction=request.transaction,
                 began_with=begun.partitions,
                 created=begun.created,
@@ -323,7 +327,7 @@ class GroupCoordinator:
             if group.consumer_epoch < request.epoch:
                 self._log.store(GroupEntry(group=name, consumer_epoch=request.epoch))
         if not found:
-            self._log.store(GroupEntry())  # proves that we still coordinate
+            self._log.store(GroupEntry())  # proves that this broker is still the coordinator
         return {name: group.consumer for name, group in found.items()}
 
     def _check_transaction(self, group: ConsumerGroup, request: ev.Commit) -> None:
@@ -341,8 +345,8 @@ class GroupCoordinator:
                 known = group.undecided.get(PartitionName(stream, number))
                 if known is not None and known.transaction != ours:
                     raise UnstableOffsetCommitError(
-                        f"transaction {known.transaction} is about to commit the position of group "
-                        f"{request.group!r} in {stream}/{number}; end it, or retry when it is over"
+                        f"transaction {known.transaction} is about to commit the offset of group "
+                        f"{request.group!r} in {stream}/{number}; end it, or retry after its end"
                     )
 
     def _mark(self, request: ev.MarkTransaction) -> None:
@@ -366,15 +370,15 @@ class GroupCoordinator:
         if request.epoch != member.epoch:
             raise StaleMemberError(
                 f"the partitions of member {member.id!r} changed with epoch {member.epoch}, after "
-                f"{request.epoch}; heartbeat, and commit what it still has"
+                f"epoch {request.epoch}; send a heartbeat, then commit for those it still has"
             )
-        if 0 < request.number < group.committed.get(member.id, 0):
+        if 0 < request.number < group.commit_numbers.get(member.id, 0):
             raise StaleMemberError(f"a later commit of member {member.id!r} came before this one")
         for stream, offsets in request.positions.items():
             for number in offsets:
                 if PartitionName(stream, number) not in member.held:
                     raise StaleMemberError(
-                        f"{stream}/{number} is not, or no more, assigned to member {member.id!r}"
+                        f"{stream}/{number} is not, or no longer, assigned to member {member.id!r}"
                     )
 
     def _delete(self, request: ev.Delete) -> bool:
@@ -429,17 +433,17 @@ class GroupCoordinator:
         self._targets[name] = assign(subscriptions, self._partitions, current)
 
     def _reconciled(self, name: str, member: GroupMember, *, held: Partitions) -> GroupAssignment:
-        """Move a member towards its target, as far as others have released; return what it has.
+        """Move a member towards its target, as far as others have released; return its partitions.
 
         Args:
             name: the name of the group.
             member: as it is.
-            held: the partitions it reports to consume, whose positions it knows.
+            held: the partitions that it reports to consume; it knows their positions.
         """
         target = frozenset(self._targets[name][member.id])
         if target != member.assigned:
             others = self.state.groups[name].members.values()
-            # A partition that it is releasing comes back only after that: it may have stopped it.
+            # A partition that it is releasing may have stopped: it returns only when released.
             taken = member.revoking.union(*(m.held for m in others if m.id != member.id))
             taken |= self.state.groups[name].undecided.keys() - member.assigned
             assigned = target - taken
@@ -530,12 +534,12 @@ def _check_epoch(name: str, group: ConsumerGroup, epoch: int) -> None:
     """
     if epoch < group.consumer_epoch:
         raise StaleMemberError(
-            f"consumer {name!r} works under leader epoch {group.consumer_epoch}, after {epoch}"
+            f"consumer {name!r} works under leader epoch {group.consumer_epoch} by now, got {epoch}"
         )
 
 
 def _gone(name: str, group: ConsumerGroup, instance: str) -> StrandlineError:
-    """Return the error for a request of somebody who is not a member."""
+    """Return the error for a request by somebody who is not a member."""
     if group.by_instance(instance) is not None:
         return MemberFencedError(
             f"another consumer has joined group {name!r} as instance {instance!r}; end this one, "

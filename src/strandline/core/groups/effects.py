@@ -1,4 +1,4 @@
-"""Effects of the group coordinator besides those of every coordinator (``decisions``)."""
+"""Effects of the group coordinator besides those in ``coordinator_effects``."""
 
 from typing import NamedTuple
 
@@ -27,6 +27,6 @@ class GroupAssignment(NamedTuple):
     positions: Positions
     """The committed offsets of partitions that are new to the member, if there are any."""
     began_with: dict[str, int]
-    """How many partitions those streams had when the group first consumed them."""
+    """How many partitions each stream had when the group first consumed it."""
     is_waiting: bool = False
     """Other members have not released all of its partitions yet: it should ask again soon."""

@@ -40,7 +40,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
     """Renew the session. Answered with ``effects.GroupAssignment``.
 
     Attributes:
-        epoch: of the last answer.
+        epoch: the epoch of the last answer.
         held: the partitions that the member consumes, or has not released yet.
         owner: the principal that asks.
     """
@@ -69,7 +69,7 @@ class Commit(msgspec.Struct, frozen=True):
 
     Attributes:
         member: the member that consumed; empty: none, which only a group without members allows.
-        epoch: of the member's last answer.
+        epoch: the epoch of the member's last answer.
         number: counts the member's commits from 1, and is the same in a repeat; 0: the commit is
             never repeated.
         transaction: the offsets count when it commits; it has to be open here.
@@ -102,7 +102,7 @@ class MarkTransaction(msgspec.Struct, frozen=True):
 class Delete(msgspec.Struct, frozen=True):
     """Delete a group without members, and its committed offsets.
 
-    Answered with whether it was a NATS consumer's.
+    Answered with whether the group belonged to a NATS consumer.
     """
 
     token: object

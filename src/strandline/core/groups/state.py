@@ -56,7 +56,7 @@ class Undecided(NamedTuple):
 class GroupEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One atomic change of one group, or the beginning or end of a transaction.
 
-    An entry without either raises the epoch at most.
+    An entry with neither changes at most the epoch.
     """
 
     group: str = ""
@@ -65,8 +65,8 @@ class GroupEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """New and changed members."""
     gone: tuple[str, ...] = ()
     positions: Positions = {}
-    committed: dict[str, int] = {}
-    """Member → number of its last commit."""
+    commit_numbers: dict[str, int] = msgspec.field(default_factory=dict, name="committed")
+    """Member → number of its last commit; not the offset, which is in ``positions``."""
     is_deleted: bool = False
     transaction: PendingOffsets | None = None
     """The transaction that begins or ends, or that the offsets wait for."""
@@ -81,11 +81,11 @@ class GroupEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     keeps: bool = False
     """Keep the group without members and offsets: its offsets are stored elsewhere."""
     consumer: str = ""
-    """The settings and the state of the NATS consumer whose group it is, as that wrote them."""
+    """The settings and the state of the NATS consumer that owns the group, as it encoded them."""
     consumer_epoch: int = 0
-    """The leader epoch of the partition under which it works: nobody with an older one writes."""
+    """The leader epoch under which the consumer works; writes under an older one are rejected."""
     metadata: str | None = None
-    """What a commit says beside its offsets; None: as before."""
+    """The text that a commit carries beside its offsets; None: unchanged."""
 
 
 _encode = msgspec.json.Encoder().encode
@@ -116,21 +116,21 @@ class ConsumerGroup:
         self.epoch = 0
         self.members: dict[str, GroupMember] = {}
         self.positions: Positions = {}
-        self.committed: dict[str, int] = {}
-        """Number of each member's last commit: one that was overtaken on its way is void."""
+        self.commit_numbers: dict[str, int] = {}
+        """Number of each member's last commit; an older one that arrives later is rejected."""
         self.began_with: dict[str, int] = {}
-        """How many partitions each stream had at first: who begins late leaves nothing of others
-        out, as they are newer than the group."""
+        """How many partitions each stream had when the group first consumed it. Those added later
+        are newer than the group and are read from their beginning."""
         self.created: dict[str, int] = {}
-        """When the streams of ``began_with`` were made: another one of the name is another one."""
+        """When each stream of ``began_with`` was created; one created again is another stream."""
         self.keeps = False
-        """Whether its offsets are stored elsewhere, so that it is kept."""
+        """Whether the group is kept without members and offsets: these are stored elsewhere."""
         self.undecided: dict[PartitionName, Undecided] = {}
         """Offsets that wait for transactions; until then no other member gets the partitions."""
         self.undecided_metadata: dict[PendingOffsets, str] = {}
-        """What the commits of transactions say, until these have ended."""
+        """The metadata of transactions' commits, until these have ended."""
         self.consumer = ""
-        """Of a NATS consumer, which is then the only one that reads for the group; empty: none."""
+        """The settings and state of the NATS consumer that owns the group; empty: none does."""
         self.consumer_epoch = 0
         self.metadata = ""
 
@@ -177,7 +177,7 @@ class GroupsState:
     def __init__(self) -> None:
         self.groups: dict[str, ConsumerGroup] = {}
         self.epoch = 0
-        """The last one given to any group; groups that are forgotten do not take it along."""
+        """The last epoch given to any group; kept when a group is forgotten."""
         self.transactions = Transactions()
 
     def apply(self, entry: GroupEntry) -> None:
@@ -198,8 +198,8 @@ class GroupsState:
             group.members[member.id] = member
         for gone in entry.gone:
             group.members.pop(gone, None)
-            group.committed.pop(gone, None)
-        group.committed |= entry.committed
+            group.commit_numbers.pop(gone, None)
+        group.commit_numbers |= entry.commit_numbers
         group.began_with |= entry.began_with
         group.created |= entry.created
         group.keeps = group.keeps or entry.keeps
@@ -220,7 +220,7 @@ class GroupsState:
             self._end(transaction, is_commit=mark is TransactionMark.COMMIT)
 
     def _wait(self, group: ConsumerGroup, entry: GroupEntry, transaction: PendingOffsets) -> None:
-        """Hold what a commit says until its transaction commits."""
+        """Keep a commit's offsets and metadata until its transaction commits."""
         self.transactions.wait(transaction, entry.group)
         if not self.transactions.is_open(transaction):
             return
@@ -231,7 +231,7 @@ class GroupsState:
                 group.undecided[PartitionName(stream, number)] = Undecided(transaction, offset)
 
     def _end(self, transaction: PendingOffsets, *, is_commit: bool) -> None:
-        """Let what a transaction's commits say count, or drop it."""
+        """Apply the offsets and metadata of a transaction's commits, or drop them."""
         for name in self.transactions.end(transaction):
             group = self.groups.get(name)
             if group is None:
@@ -248,8 +248,8 @@ class GroupsState:
     def entries(self, per_entry: int) -> Iterator[GroupEntry]:
         """Return the whole state as new entries of a limited number of items.
 
-        Older entries that are still in the log do no harm: what they say of a member or an offset
-        was replaced by a later one of them, or is repeated here.
+        Older entries that are still in the log do no harm: a later one of them, or one of these,
+        replaces what they say of a member or an offset.
         """
         yield GroupEntry(epoch=self.epoch)
         ended = self.transactions.ended()
@@ -269,8 +269,9 @@ class GroupsState:
             members = list(group.members.values())
             for start in range(0, len(members), per_entry):
                 some = tuple(members[start : start + per_entry])
-                numbers = {m.id: group.committed[m.id] for m in some if m.id in group.committed}
-                yield GroupEntry(group=name, members=some, committed=numbers)
+                last = group.commit_numbers
+                numbers = {m.id: last[m.id] for m in some if m.id in last}
+                yield GroupEntry(group=name, members=some, commit_numbers=numbers)
             counts = list(group.began_with.items())
             for start in range(0, len(counts), per_entry):
                 some_counts = dict(counts[start : start + per_entry])

@@ -12,8 +12,8 @@ import enum
 import msgspec
 
 ENDED_MAX = 10_000
-"""Producers whose last epoch is remembered; those that ended longest ago are forgotten. A beginning
-comes from the coordinator of transactions alone and at once, so that none is met that late."""
+"""How many producers' last epochs are remembered; those that ended longest ago are forgotten. A
+forgotten one cannot begin again: only the transaction coordinator begins, and without delay."""
 
 
 class PendingOffsets(msgspec.Struct, frozen=True, array_like=True, order=True):
@@ -52,18 +52,18 @@ class Transactions:
         self._ended: dict[int, int] = {}
 
     def may_begin(self, transaction: PendingOffsets) -> bool:
-        """Whether neither it nor a later one of its producer has begun or ended."""
+        """Whether neither this transaction nor a later one of its producer has begun or ended."""
         known = self._open.get(transaction.producer_id)
         last = self._ended.get(transaction.producer_id, -1)
         return transaction.epoch > max(last, -1 if known is None else known.epoch)
 
     def is_open(self, transaction: PendingOffsets) -> bool:
-        """Whether it has begun and not ended."""
+        """Whether the transaction has begun and not ended."""
         known = self._open.get(transaction.producer_id)
         return known is not None and known.epoch == transaction.epoch
 
     def has_ended(self, transaction: PendingOffsets) -> bool:
-        """Whether it, or a later one of its producer, has ended."""
+        """Whether the transaction, or a later one of its producer, has ended."""
         return self._ended.get(transaction.producer_id, -1) >= transaction.epoch
 
     def begin(self, transaction: PendingOffsets) -> None:
@@ -73,12 +73,12 @@ class Transactions:
 
     def wait(self, transaction: PendingOffsets, group: str) -> None:
         """Note that a group has offsets that wait for the transaction's end."""
-        self.begin(transaction)  # its entry may be deleted already
+        self.begin(transaction)  # the entry that began it may be deleted already
         if self.is_open(transaction):
             self._open[transaction.producer_id].groups.add(group)
 
     def waiting(self, transaction: PendingOffsets) -> frozenset[str]:
-        """Return the groups whose offsets wait for its end."""
+        """Return the groups whose offsets wait for the transaction's end."""
         if not self.is_open(transaction):
             return frozenset()
         return frozenset(self._open[transaction.producer_id].groups)

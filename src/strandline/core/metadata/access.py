@@ -22,7 +22,9 @@ def grant(image: MetadataImage, command: Grant) -> MetadataImage:
         check_rule(rule)
     rules = {*image.rules, *command.rules}
     if len(rules) > RULES_MAX:
-        raise CommandRejectedError("limit", f"there are {RULES_MAX} rules, the most; remove some")
+        raise CommandRejectedError(
+            "limit", f"there are already {RULES_MAX} rules, the maximum; remove some first"
+        )
     return _with_rules(image, rules)
 
 
@@ -53,7 +55,9 @@ def add_token(image: MetadataImage, command: AddToken) -> MetadataImage:
             "duplicate_token", f"a token with the id {token.id} exists; create one with another id"
         )
     if known is None and len(image.tokens) >= TOKENS_MAX:
-        raise CommandRejectedError("limit", f"there are {TOKENS_MAX} tokens; revoke some")
+        raise CommandRejectedError(
+            "limit", f"there are already {TOKENS_MAX} tokens, the maximum; revoke some first"
+        )
     return msgspec.structs.replace(image, tokens={**image.tokens, token.id: token})
 
 

@@ -18,17 +18,17 @@ from strandline.core.metadata.commands import (
     PausePartitions,
     SetReadonly,
 )
-from strandline.core.metadata.image import Event, MetadataImage, Told
+from strandline.core.metadata.image import Event, MetadataImage, ReportedCommand
 from strandline.core.metadata.states import affected
 
 ACTIVITY_STREAM: Final = "__activity"
 EVENTS_MAX: Final = 1_000
-"""More than nobody stores for so long; the oldest are forgotten, which the ids show."""
+"""The most events kept; beyond it the oldest are dropped, which a gap in the ids shows."""
 
 
 def noted(before: MetadataImage, image: MetadataImage, command: Command) -> MetadataImage:
-    """Return the image after a command, with the command's event."""
-    if not isinstance(command, Told):
+    """Return the image after a command, with an event if the activity stream reports it."""
+    if not isinstance(command, ReportedCommand):
         return image
     if ACTIVITY_STREAM not in image.streams:
         return msgspec.structs.replace(image, events=()) if image.events else image
@@ -38,7 +38,7 @@ def noted(before: MetadataImage, image: MetadataImage, command: Command) -> Meta
     elif isinstance(command, SetReadonly | PausePartitions):
         numbers = affected(before, command)
         if not numbers:
-            return image  # resumed already
+            return image  # no partition was paused
         command = msgspec.structs.replace(command, partitions=numbers)
     event = Event(image.next_event_id, command)
     return msgspec.structs.replace(

@@ -107,7 +107,7 @@ _WHOLE: dict[type[Any], Callable[[MetadataImage, Any], MetadataImage]] = {
     SetQuota: quotas.set_quota,
     RemoveQuota: quotas.remove_quota,
 }
-"""Commands that are applied or rejected as a whole."""
+"""Commands that are applied or rejected as a whole, and their functions."""
 
 _ANSWERING: dict[
     type[Any], Callable[[MetadataImage, Any], tuple[MetadataImage, CommandOutcome]]
@@ -118,11 +118,11 @@ _ANSWERING: dict[
     FinishReassignment: changes.finish,
     MoveLogStarts: changes.move_log_starts,
 }
-"""Commands whose outcome has a value."""
+"""Commands whose outcome has a value, and their functions."""
 
 
 def apply(image: MetadataImage, command: Command) -> MetadataImage:
-    """Return the image after the command, for a broker alone, which checks first and stores then.
+    """Return the image after the command; for a broker that runs alone.
 
     Raises:
         StreamExistsError: a stream of that name exists.

@@ -4,8 +4,8 @@ Rules:
 - a broker is identified by its id and its data directory. Another directory under a known id is
   rejected: two brokers would replace each other. An operator declares a lost disk by name;
 - each start has an incarnation. A request by, or a report about, an earlier one does not apply;
-- a broker registers fenced, also after a restart: the memory it led with is lost, so its
-  leaderships end first;
+- a broker registers fenced, also after a restart: what it knew as a leader was only in memory, so
+  its leaderships end first;
 - a fenced broker leads nothing and is in no ISR, unless the ISR would become empty;
 - the id of a removed broker is never used again: messages in flight and other brokers' settings
   may still name it.
@@ -89,7 +89,11 @@ def admit(image: MetadataImage, command: AdmitBroker) -> MetadataImage:
     host, _, port = command.peer_address.rpartition(":")
     is_address = host and port.isdecimal() and 0 < int(port) <= PORT_MAX
     if not is_address or len(command.peer_address) > TEXT_MAX or command.broker < 1:
-        raise CommandRejectedError("limit", "a broker needs an id above 0 and an address HOST:PORT")
+        raise CommandRejectedError(
+            "limit",
+            f"a broker needs an id above 0 and an address HOST:PORT, got id {command.broker} and "
+            f"address {command.peer_address[:TEXT_MAX]!r}",
+        )
     _check_id(image, command.broker)
     expected = BrokerImage(
         id=command.broker, directory_id="", incarnation="", peer_address=command.peer_address
@@ -98,7 +102,7 @@ def admit(image: MetadataImage, command: AdmitBroker) -> MetadataImage:
 
 
 def _check_id(image: MetadataImage, broker: BrokerId) -> None:
-    """Reject an id that was used by a removed broker, or one too many."""
+    """Reject the id of a removed broker, and a broker beyond ``BROKERS_MAX``."""
     if broker in image.removed:
         raise CommandRejectedError(
             "removed_broker",
@@ -106,7 +110,9 @@ def _check_id(image: MetadataImage, broker: BrokerId) -> None:
             "this broker another id and an empty data directory",
         )
     if broker not in image.brokers and len(image.brokers) >= BROKERS_MAX:
-        raise CommandRejectedError("limit", f"there are {BROKERS_MAX} brokers; remove one first")
+        raise CommandRejectedError(
+            "limit", f"there are already {BROKERS_MAX} brokers, the maximum; remove one first"
+        )
 
 
 def register(image: MetadataImage, command: RegisterBroker) -> MetadataImage:
@@ -164,19 +170,19 @@ def check_not_older(known: BrokerImage, command: RegisterBroker) -> None:
     Raises:
         CommandRejectedError: its data directory is an older copy.
     """
-    # Why a broker with its own directory is never rejected. ``known.stored_index`` was reported by
-    # an earlier run of this broker: an entry that was on its disk (synced, not only sent or
-    # written), and committed. What was acknowledged and is not committed does not count, since
-    # another leader may rightly overwrite it. What is committed does: every later leader has it,
-    # so nobody ever makes this broker truncate it (Raft, 5.4), and a snapshot that replaces
-    # it counts as its last entry. So each later start finds it again, and ``command.stored_index``,
-    # the last entry that was found at the start of the run that registers, is no smaller.
+    # A broker that comes with its own directory is never rejected. An earlier run of it reported
+    # ``known.stored_index``: an entry that was committed, and synced on its disk. Every later
+    # leader has a committed entry, so this broker never has to truncate it (Raft, 5.4), and a
+    # snapshot that replaces it counts as its last entry. So each later start finds it again:
+    # ``command.stored_index``, the last entry found at the start of the run that registers, is no
+    # smaller. Entries that were acknowledged but not committed do not count, since another leader
+    # may overwrite them.
     #
-    # It must be "an earlier run". Whatever the quorum's leader knows of a broker (its ``match``)
-    # is of the newest run, which follows from its first moment, long before it registers: when the
-    # controller fences the run before, that has more on its disk than it found at its start. So
-    # each run reports for itself, in its heartbeats, which begin after it has registered; and a
-    # registration that is repeated, since its answer was lost, is not compared.
+    # The report must be of an earlier run. The quorum's leader knows what is on a broker's disk
+    # too (its ``match``), but of the newest run, which follows the quorum long before it registers
+    # and so has more than it found at its start. Therefore each run reports for itself, in its
+    # heartbeats, which begin after it has registered. A registration that is repeated, because its
+    # answer was lost, is not compared.
     if command.stored_index < known.stored_index:
         raise CommandRejectedError(
             "older_copy",
@@ -252,10 +258,10 @@ def report_storage(image: MetadataImage, command: ReportStorage) -> MetadataImag
 
 
 def forget_directory(image: MetadataImage, command: ForgetDirectory) -> MetadataImage:
-    """Forget a broker's data directory: its replicas count for nothing, its id is free for another.
+    """Forget a broker's data directory: its replicas no longer count, and another may register.
 
-    The broker may also return with its old directory, which then counts no more than any copy. So
-    an order that was a mistake can be undone.
+    The broker may also return with its old directory, whose replicas are then copied again like
+    new ones. So an order that was a mistake can be undone.
     """
     found = known_broker(image, command.broker)
     if not found.is_fenced:
@@ -296,5 +302,5 @@ def remove(image: MetadataImage, command: RemoveBroker) -> MetadataImage:
 
 
 def removed_with(image: MetadataImage, broker: BrokerId) -> tuple[BrokerId, ...]:
-    """Return the ids of all removed brokers and this one."""
+    """Return the ids of all removed brokers, including this one."""
     return tuple(sorted({*image.removed, broker}))

@@ -100,7 +100,8 @@ def _begin_move(image: MetadataImage, move: Move) -> PartitionImage:
     found = find_partition(image, move.at)
     if not found.replicas:
         raise CommandRejectedError(
-            "bad_assignment", "it has no replicas: a broker alone created it"
+            "bad_assignment",
+            "the partition has no replicas: it was created by a broker that ran alone",
         )
     check_replicas(image, move.target)
     min_isr = _min_isr(image, move.at)
@@ -139,7 +140,7 @@ def _move_log_start(image: MetadataImage, change: LogStart) -> PartitionImage:
 
 
 def find_partition(image: MetadataImage, at: PartitionAt) -> PartitionImage:
-    """Return the partition of a decision, if it is unchanged since.
+    """Return the partition that a decision is about, if it has not changed since.
 
     Raises:
         CommandRejectedError: it is gone, or has changed since.
@@ -147,7 +148,9 @@ def find_partition(image: MetadataImage, at: PartitionAt) -> PartitionImage:
     """
     found = image.partition(at.stream, at.partition)
     if found.log_id != at.log_id:
-        raise CommandRejectedError("stale_partition", "the stream was deleted and created again")
+        raise CommandRejectedError(
+            "stale_partition", f"stream {at.stream!r} was deleted and created again; retry"
+        )
     if not is_current(found, at):
         raise CommandRejectedError(
             "stale_partition", f"its version is {found.version}, not {at.version}; retry"
@@ -156,7 +159,7 @@ def find_partition(image: MetadataImage, at: PartitionAt) -> PartitionImage:
 
 
 def is_current(partition: PartitionImage, at: PartitionAt) -> bool:
-    """Whether the partition is unchanged since the decision."""
+    """Whether the partition has not changed since the decision."""
     return partition.version == at.version
 
 
@@ -171,7 +174,7 @@ def _each(
     at: Callable[[Item], PartitionAt],
     change: Callable[[Item], PartitionImage],
 ) -> tuple[MetadataImage, CommandOutcome]:
-    """Apply each change that is valid; reject a command without any, with its first reason."""
+    """Apply each valid change; if there is none, reject the command with the first reason."""
     _check_each(items, at)
     changed: Changed = {}
     left_out: list[CommandRejection] = []
@@ -196,7 +199,7 @@ def _each(
 
 
 def _rejection(at: PartitionAt, reason: Reason, message: str, *, count: int) -> CommandRejection:
-    """Return one rejected change; only the first ones have a message, since outcomes are stored."""
+    """Return one rejected change; only the first few have a message, since outcomes are stored."""
     text = f"{at.stream}/{at.partition}: {message}" if count < MESSAGES_MAX else ""
     return CommandRejection(at.stream, at.partition, reason, text)
 
@@ -204,7 +207,9 @@ def _rejection(at: PartitionAt, reason: Reason, message: str, *, count: int) -> 
 def _check_each(items: tuple[Item, ...], at: Callable[[Item], PartitionAt]) -> None:
     """Reject a command that names a partition twice, or too many."""
     if not 1 <= len(items) <= CHANGES_MAX:
-        raise CommandRejectedError("limit", f"1 to {CHANGES_MAX} partitions, not {len(items)}")
+        raise CommandRejectedError(
+            "limit", f"a command names 1 to {CHANGES_MAX} partitions, got {len(items)}"
+        )
     names: Iterable[PartitionName] = (at(item).name for item in items)
     if len(set(names)) != len(items):
         raise CommandRejectedError("stale_partition", "a partition is named twice")

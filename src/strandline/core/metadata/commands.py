@@ -113,9 +113,8 @@ class Fence(msgspec.Struct, frozen=True, tag=True):
 
     runs: tuple[BrokerRun, ...]
     stored: tuple[int, ...] = ()
-    """Of each run, the last entry of the metadata log that this run itself has reported as
-    committed and on its disk, so that an older copy of its data directory is recognised; 0: none
-    is known."""
+    """For each run, the last entry of the metadata log that it reported as committed and on its
+    disk; 0: unknown. By it an older copy of the data directory is recognised."""
 
 
 class Unfence(msgspec.Struct, frozen=True, tag=True):
@@ -123,7 +122,7 @@ class Unfence(msgspec.Struct, frozen=True, tag=True):
 
     runs: tuple[BrokerRun, ...]
     stored: tuple[int, ...] = ()
-    """As ``Fence``."""
+    """As in ``Fence``."""
 
 
 class BeginShutdown(msgspec.Struct, frozen=True, tag=True):
@@ -147,7 +146,7 @@ class ReportStorage(msgspec.Struct, frozen=True, tag=True):
 
 
 class ForgetDirectory(msgspec.Struct, frozen=True, tag=True):
-    """A fenced broker lost its disk: its replicas no longer count, another directory may come."""
+    """A fenced broker lost its disk: its replicas no longer count, and it may come with another."""
 
     broker: BrokerId
 
@@ -238,8 +237,8 @@ class LogStart(msgspec.Struct, frozen=True, array_like=True):
 class MoveLogStarts(msgspec.Struct, frozen=True, tag=True):
     """Delete the records before an offset, on every replica.
 
-    Proposed by a broker that knows them to be committed. The version ensures that no leader was
-    elected since that may lack them.
+    Proposed by a broker that knows them to be committed. The version ensures that no leader that
+    may lack them was elected since.
     """
 
     changes: tuple[LogStart, ...]

@@ -5,8 +5,8 @@ will leave it, so fencing a broker and electing its successors are two commands 
 number of partitions.
 
 Rules, in this order:
-1. a broker without a heartbeat for ``session_ms`` is fenced, and one whose connections broke after
-   ``away_ms`` without them; one that sends heartbeats again is unfenced;
+1. a broker is fenced after ``session_ms`` without a heartbeat, or ``disconnected_ms`` after its
+   connections broke; one that sends heartbeats again is unfenced;
 2. a partition without a leader gets one if a replica may lead without losing records, else none;
 3. brokers that stop, are drained or whose disk rejects writes hand their leaderships to others in
    the ISR; one that stops and no longer leads is fenced, so that no commit waits for it, and one
@@ -61,8 +61,9 @@ class ControllerLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     session_ms: float = 2_000
     """A broker without a heartbeat for this long counts as dead."""
-    away_ms: float = 600
-    """The same once its connections broke, as they do when a process ends, not when it waits."""
+    disconnected_ms: float = 600
+    """A broker whose connections broke counts as dead after this time. They break when its process
+    ends, but not when it pauses."""
     reshare_delay_ms: float = 10_000
     """How long the set of brokers must be stable before leaders are balanced."""
     moves_max: int = 5
@@ -79,7 +80,7 @@ class LastHeartbeat(msgspec.Struct, frozen=True):
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
-    """State of the controller besides the image."""
+    """The inputs of a decision besides the image."""
 
     now_ms: float
     heartbeats: Mapping[BrokerId, LastHeartbeat]
@@ -88,8 +89,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     settled_since_ms: float
     """When the set of brokers in service last changed."""
     log_ends: LogEnds = msgspec.field(default_factory=dict)
-    away: Mapping[BrokerId, float] = msgspec.field(default_factory=dict)
-    """Since when there is no connection with brokers that had one."""
+    disconnected: Mapping[BrokerId, float] = msgspec.field(default_factory=dict)
+    """When each disconnected broker lost its connections, in ms."""
 
 
 def decide(
@@ -115,7 +116,7 @@ def decide(
 
 def is_late(broker: BrokerImage, view: View, limits: ControllerLimits) -> bool:
     """Whether a broker's session timed out; heartbeats of an earlier run do not count."""
-    if is_away(broker, view, limits):
+    if is_disconnected(broker, view, limits):
         return True
     last = view.heartbeats.get(broker.id)
     if last is None or last.incarnation != broker.incarnation:
@@ -123,10 +124,10 @@ def is_late(broker: BrokerImage, view: View, limits: ControllerLimits) -> bool:
     return view.now_ms - max(last.at_ms, view.listening_since_ms) > limits.session_ms
 
 
-def is_away(broker: BrokerImage, view: View, limits: ControllerLimits) -> bool:
-    """Whether a broker has been disconnected for longer than ``away_ms``."""
-    since_ms = view.away.get(broker.id)
-    return since_ms is not None and view.now_ms - since_ms > limits.away_ms
+def is_disconnected(broker: BrokerImage, view: View, limits: ControllerLimits) -> bool:
+    """Whether a broker has been disconnected for longer than ``disconnected_ms``."""
+    since_ms = view.disconnected.get(broker.id)
+    return since_ms is not None and view.now_ms - since_ms > limits.disconnected_ms
 
 
 def is_back(broker: BrokerImage, view: View, limits: ControllerLimits) -> bool:
@@ -136,11 +137,12 @@ def is_back(broker: BrokerImage, view: View, limits: ControllerLimits) -> bool:
         return False  # its directory was forgotten, or it is stopping: it has to register first
     if last is None or last.incarnation != broker.incarnation:
         return False
-    return view.now_ms - last.at_ms <= limits.session_ms and not is_away(broker, view, limits)
+    is_recent = view.now_ms - last.at_ms <= limits.session_ms
+    return is_recent and not is_disconnected(broker, view, limits)
 
 
 def reported_index(broker: BrokerImage, last: LastHeartbeat | None) -> int:
-    """Return how much this run has on its disk: see ``brokers.check_not_older``."""
+    """Return the last entry that this run reported on its disk; see ``brokers.check_not_older``."""
     if last is None or last.incarnation != broker.incarnation:
         return 0
     return last.stored_index
@@ -203,13 +205,14 @@ class _Plan:
         self._elect(changes, "leader_lost")
 
     def hand_over(self) -> None:
-        """Rule 3, and leaders of partitions that they are about to leave."""
+        """Rule 3, and move leaderships off replicas that a reassignment removes."""
         image = self.image
         led = led_partitions(image)
         handed: list[LeaderChange] = []
         moved: list[LeaderChange] = []
         failed: list[LeaderChange] = []
-        # Draining and disk faults may last; partitions it does not lead need no decision.
+        # A broker may drain or have disk faults for long, so look at settled partitions only while
+        # such a broker leads some.
         is_any_leaving = any(count and is_leaving(image.brokers[b]) for b, count in led.items())
         for name, partition in image.partitions() if is_any_leaving else image.unsettled():
             min_isr = image.streams[name.stream].config.min_isr
@@ -275,7 +278,7 @@ class _Plan:
 def successors(
     partition: PartitionImage, brokers: Mapping[BrokerId, BrokerImage], *, min_isr: int
 ) -> tuple[BrokerId, ...]:
-    """Return replicas that would be better leaders than the present one; none if it may stay.
+    """Return replicas that should lead instead of the present leader; none if it may stay.
 
     A leadership passes only from a broker that stops to others, from one that leaves the partition
     to those that stay, from one with an impaired disk to those without (if enough are in sync to
@@ -333,21 +336,21 @@ class Controller:
     Args:
         now_ms: the time.
         limits: timeouts.
-        away: since when brokers have been disconnected from this one.
+        disconnected: when each disconnected broker lost its connections with this one, in ms.
     """
 
     def __init__(
         self,
         now_ms: float,
         limits: ControllerLimits | None = None,
-        away: Mapping[BrokerId, float] | None = None,
+        disconnected: Mapping[BrokerId, float] | None = None,
     ) -> None:
         self.limits = limits or ControllerLimits()
         self._listening_since_ms = now_ms
         self._decided_ms = now_ms
         self._settled_since_ms = now_ms
         self._heartbeats: dict[BrokerId, LastHeartbeat] = {}
-        self._away = dict(away or {})
+        self._disconnected = dict(disconnected or {})
         self._serving: frozenset[BrokerRun] | None = None
         self._done: _Done | None = None
 
@@ -368,11 +371,11 @@ class Controller:
 
     def lost(self, broker: BrokerId, now_ms: float) -> None:
         """Note that the connections with a broker broke."""
-        self._away[broker] = now_ms
+        self._disconnected[broker] = now_ms
 
     def found(self, broker: BrokerId) -> None:
         """Note that a broker is connected again."""
-        self._away.pop(broker, None)
+        self._disconnected.pop(broker, None)
 
     def decide(
         self,
@@ -385,7 +388,7 @@ class Controller:
         Args:
             image: the newest image that is applied here.
             now_ms: from the clock of the heartbeats.
-            log_ends: of partitions that lost their leader, from the brokers that answered.
+            log_ends: log ends of partitions that lost their leader, from the brokers that answered.
         """
         self._note_changes(image, now_ms)
         view = View(
@@ -394,7 +397,7 @@ class Controller:
             listening_since_ms=self._listening_since_ms,
             settled_since_ms=self._settled_since_ms,
             log_ends=log_ends or {},
-            away=self._away,
+            disconnected=self._disconnected,
         )
         done = _Done(image, may_share_leaders(view, self.limits))
         if self._is_done(done) and not any(came_and_went(image, view, self.limits)):
@@ -412,7 +415,7 @@ class Controller:
         """Restart the waits after a gap, and when the set of brokers changed."""
         if now_ms - self._decided_ms > 2 * self.interval_ms:
             self._listening_since_ms = now_ms
-            self._away = dict.fromkeys(self._away, now_ms)
+            self._disconnected = dict.fromkeys(self._disconnected, now_ms)
         self._decided_ms = now_ms
         serving = frozenset(_runs([b for b in image.brokers.values() if b.may_take_replicas]))
         if serving != self._serving:

@@ -67,7 +67,7 @@ def move(image: MetadataImage, command: MoveGroup) -> MetadataImage:
 
 
 def without_stream(image: MetadataImage, name: str) -> MetadataImage:
-    """Return the image after a stream was deleted: nobody subscribes to it any longer."""
+    """Remove a deleted stream from the subscriptions of all groups."""
     for group_id, group in image.groups.items():
         if not any(name in streams for streams in group.members.values()):
             continue
@@ -81,7 +81,7 @@ def without_stream(image: MetadataImage, name: str) -> MetadataImage:
 
 
 def with_more_partitions(image: MetadataImage, name: str) -> MetadataImage:
-    """Return the image after a stream got partitions: its readers get a new assignment."""
+    """Raise the epoch of groups that read a stream with new partitions: they are assigned anew."""
     for group_id, group in image.groups.items():
         if any(name in streams for streams in group.members.values()):
             image = _with_group(image, group_id, group)
@@ -101,7 +101,8 @@ def assignments(group: GroupImage, partitions: Mapping[str, int]) -> dict[str, A
     found: dict[str, Assignment] = {member: {} for member in group.members}
     counts = dict.fromkeys(group.members, 0)
     for stream in sorted({name for streams in group.members.values() for name in streams}):
-        # A heap: members ask every few seconds; there may be thousands, with as many partitions.
+        # A heap, because members ask every few seconds, and there may be thousands of members and
+        # of partitions.
         next_of = [(counts[m], m) for m, streams in group.members.items() if stream in streams]
         heapify(next_of)
         for number in range(partitions.get(stream, 0)):

@@ -38,15 +38,15 @@ from strandline.types import BrokerId, LeaderEpoch, LogId, Offset, PartitionName
 from strandline.values.schema import SchemaVersion
 
 IMAGE_VERSION = 4
-"""Of the stored form. 1 had no brokers, 2 forgot who was removed, 3 knew no rules, tokens, keys and
-events; all are read and become 4."""
+"""The version of the stored form. Version 1 had no brokers, 2 no ids of removed brokers, 3 no
+rules, tokens, keys and events. All are read and become 4."""
 
 INTERNAL_PREFIX: Final = "__"
-"""Of the names of streams of the cluster's own."""
+"""The prefix of internal streams' names."""
 CHANGES_KEPT: Final = 256
-"""How many changes of streams are remembered; after more, all streams are compared."""
+"""How many changes of streams a table remembers; for an older table all streams are compared."""
 SIMILAR_MAX = 200
-"""How many names are compared with an unknown one: that takes 5 ms."""
+"""How many names are compared with an unknown one to suggest a similar one: that takes 5 ms."""
 BrokerState = Literal["live", "fenced", "draining", "stopping", "impaired"]
 
 
@@ -55,16 +55,16 @@ class BrokerImage(msgspec.Struct, frozen=True, kw_only=True):
 
     id: BrokerId
     directory_id: str
-    """Random, made with the data directory: the same after a restart, another on another disk.
-    Empty: the broker was admitted, or lost its disk, and has not come with a directory yet."""
+    """A random id, created with the data directory. Empty: the broker was admitted, or lost its
+    disk, and has not registered a directory yet."""
     incarnation: str
-    """Random, new at each start: messages of an earlier run do not count."""
+    """A random id of the broker's present run: messages of an earlier run are ignored."""
     peer_address: str = ""
     flight_address: str = ""
     grpc_address: str = ""
     """Address for Liftbridge clients; empty: it does not serve them."""
     beam_address: str = ""
-    """Address for Beam clients; likewise."""
+    """Address for Beam clients; empty: it does not serve them."""
     rack: str = ""
     """Brokers of one rack fail together; without a label a broker is a rack of its own."""
     is_fenced: bool = True
@@ -72,13 +72,14 @@ class BrokerImage(msgspec.Struct, frozen=True, kw_only=True):
     is_draining: bool = False
     """All replicas are being moved off it; survives a restart."""
     is_stopping: bool = False
-    """Its leaderships are to be handed over before it stops; ends with its next start."""
+    """It is about to stop, and its leaderships are to be handed over first; reset at its next
+    start."""
     stored_index: int = 0
-    """The metadata log is on its disk at least up to this entry: if it comes with less, its data
-    directory is an older copy, which lacks what it has acknowledged."""
+    """The metadata log is on its disk at least up to this entry. If it registers with less, its
+    data directory is an older copy, which lacks what it has acknowledged."""
     is_impaired: bool = False
-    """Its disk takes no records: it leads only what no other broker can. Outlives a restart, until
-    the broker reports that its disk has worked again for a while."""
+    """Its disk rejects writes, so it leads only partitions that no other broker can lead. Kept
+    across restarts, until the broker reports that its disk has worked again for a while."""
 
     partitions_max: int = 0
     """How many partitions it can open with its limit of files; 0: unknown."""
@@ -96,7 +97,7 @@ class BrokerImage(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def may_lead(self) -> bool:
-        """Whether it may become a leader; a draining one may, if no other can."""
+        """Whether the broker may become a leader; one that is drained may, if no other can."""
         return not self.is_fenced and not self.is_stopping
 
     @property
@@ -111,7 +112,7 @@ class PartitionImage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     log_id: LogId
     leader_epoch: LeaderEpoch = LeaderEpoch(0)
     replicas: tuple[BrokerId, ...] = ()
-    """In order of preference for the leadership; empty with one broker alone."""
+    """In order of preference for the leadership; empty on a broker that runs alone."""
     leader: BrokerId | None = None
     isr: tuple[BrokerId, ...] = ()
     """Ascending."""
@@ -124,11 +125,13 @@ class PartitionImage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     removing: tuple[BrokerId, ...] = ()
     """Replicas that leave once those being added are in sync; members of ``replicas``."""
     filling: tuple[BrokerId, ...] = ()
-    """Replicas that were never in sync since they were added or lost their disk: what they have is
-    a part, which one leadership has to fill whole if the log is compacted; ascending."""
+    """Replicas that have not been in sync since they were added or lost their disk; ascending.
+    Their log is incomplete. If it is compacted, they must copy all of it from the leader of one
+    epoch."""
     unclean_epoch: LeaderEpoch = LeaderEpoch(0)
-    """The last one whose leader an operator ordered although it may lack committed records: a copy
-    that comes from before it agrees with the leader at any price."""
+    """The last epoch whose leader was elected uncleanly, by an operator's order, and may lack
+    committed records. A replica from before it truncates its log to the leader's even below its own
+    high watermark."""
     log_start_offset: Offset = Offset(0)
     """Records before it are deleted on every replica, also on one that comes back later."""
 
@@ -144,12 +147,12 @@ class PartitionImage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def is_settled(self) -> bool:
-        """Whether its preferred leader leads it and it is not moving; alone it always is."""
+        """Whether its preferred leader leads it and it is not moving; true on a broker alone."""
         return (self.replicas[:1] == (self.leader,) and not self.is_moving) or not self.replicas
 
 
 class PartitionState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Whether a partition accepts records, and since when; times are first and latest, 0: never."""
+    """Whether a partition is readonly or paused, and when that first and last changed; 0: never."""
 
     is_readonly: bool = False
     is_paused: bool = False
@@ -261,22 +264,25 @@ class GroupImage(msgspec.Struct, frozen=True, kw_only=True):
     """Member → the principal that joined as it, where access was checked."""
 
 
-Told = CreateStream | DeleteStream | PausePartitions | SetReadonly | JoinGroup | LeaveGroup
-"""Commands that the activity stream reports."""
+ReportedCommand = (
+    CreateStream | DeleteStream | PausePartitions | SetReadonly | JoinGroup | LeaveGroup
+)
+"""Commands that the activity stream reports to Liftbridge clients."""
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True):
     """A command that was applied, for the activity stream."""
 
     id: int
-    command: Told
+    command: ReportedCommand
 
 
 class SessionImage(msgspec.Struct, frozen=True, kw_only=True):
     """A proposer's last command and its outcome, which answers a retry."""
 
     used: int
-    """The count of proposals when it was last used; the least is forgotten first."""
+    """The count of proposals when it was last used; the session with the smallest is forgotten
+    first."""
     sequence: int = 0
     outcome: CommandOutcome = CommandOutcome()
 
@@ -291,7 +297,7 @@ class MetadataImage(msgspec.Struct, frozen=True, kw_only=True):
     removed: tuple[BrokerId, ...] = ()
     """Ids of removed brokers, ascending; a broker with such an id is rejected."""
     next_producer_id: int = 1
-    """The next number; an id holds the number of its owner too."""
+    """The next number; a producer id combines it with the number of its owner."""
     producer_owners: dict[str, int] = {}
     """Principals with producer ids, each with the number that stands for it in the ids."""
     next_client_id: int = 1

@@ -2,8 +2,8 @@
 
 They are created at first use. Rules: they have a replica on each broker that can take one, three at
 most, also when brokers join later. Once added replicas are in sync, ``replicas`` and ``min_isr``
-follow, so that an acknowledgement promises as much as with that many from the start. The number of
-replicas never falls.
+are raised, so that an acknowledgement promises as much as if the stream had been created with them.
+The number of replicas never falls.
 """
 
 from typing import Final

@@ -95,7 +95,7 @@ class CommandOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 def refused(error: CommandRejectedError | StrandlineError) -> CommandOutcome:
-    """Return the outcome of a command that does not apply."""
+    """Return the outcome of a rejected command."""
     if isinstance(error, CommandRejectedError):
         return CommandOutcome(
             code=InvalidRequestError.code, reason=error.reason, message=error.message

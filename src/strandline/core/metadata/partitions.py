@@ -49,7 +49,7 @@ def new_partition(
 
 
 def fence(partition: PartitionImage, gone: Collection[BrokerId], *, min_isr: int) -> PartitionImage:
-    """Return the partition after brokers went out of service; unchanged if none of them matters."""
+    """Return the partition after brokers went out of service; unchanged if it does not use them."""
     isr = remaining_isr(partition.isr, gone)
     leader = None if partition.leader in gone else partition.leader
     if isr == partition.isr and leader == partition.leader:
@@ -124,7 +124,7 @@ def elect(
         return _changed(partition, (leader,), leader=leader, min_isr=min_isr)
     if not is_unclean:
         raise CommandRejectedError("not_in_sync", f"broker {leader} may lack committed records")
-    # What was known of other replicas does not hold for the log of this leader.
+    # Which other replicas have everything was known for another log than this leader's.
     forgotten = msgspec.structs.replace(
         partition,
         isr=(leader,),
@@ -147,7 +147,7 @@ def move_log_start(partition: PartitionImage, offset: Offset) -> PartitionImage:
         CommandRejectedError: the offset is negative.
     """
     if not 0 <= offset <= OFFSET_MAX:
-        raise CommandRejectedError("limit", f"{offset} is no offset")
+        raise CommandRejectedError("limit", f"an offset must not be negative, got {offset}")
     if offset <= partition.log_start_offset:
         return partition
     version = next_version(partition.version)

@@ -40,7 +40,7 @@ class Loads:
         return not most or self.replicas[broker] < most
 
     def with_room(self, brokers: Iterable[BrokerId]) -> list[BrokerId]:
-        """Return the brokers that can keep one more."""
+        """Return the brokers that can keep one more replica."""
         return [broker for broker in brokers if self.has_room(broker)]
 
     def check_room(self, targets: Iterable[Replicas], before: Iterable[Replicas] = ()) -> None:
@@ -81,7 +81,8 @@ class Loads:
 
         def cost(broker: BrokerId) -> tuple[int, int, int, BrokerId]:
             crowd = racks[self.rack(broker)]
-            # On a tie, one that is preferred often: others will be chosen as preferred leaders.
+            # On a tie take the broker that is preferred leader most often: the others are due to
+            # become preferred leaders of other partitions.
             return (crowd, self.replicas[broker], -self.preferred[broker], broker)
 
         return min((b for b in allowed if b not in taken), key=cost, default=None)
@@ -91,7 +92,7 @@ class Loads:
         return min(allowed, key=lambda b: (self.preferred[b], self.replicas[b], b))
 
     def leader_first(self, replicas: Iterable[BrokerId]) -> Replicas:
-        """Return the replicas with the least often preferred broker first, the others ascending."""
+        """Return the replicas: first the least often preferred leader, then the others by id."""
         members = sorted(replicas)
         first = self.first(members)
         return (first, *(b for b in members if b != first))
@@ -200,7 +201,8 @@ def rebalance_leaders(image: MetadataImage) -> ElectLeader | None:
 def is_under_way(partition: PartitionImage, image: MetadataImage) -> bool:
     """Whether a partition's reassignment is copying records.
 
-    One that waits for a broker or a leader copies nothing, and must not hold back others.
+    A reassignment that waits for a broker or a leader copies nothing, and must not hold back
+    others.
     """
     copying = [b for b in partition.adding if b not in partition.isr]
     return partition.leader is not None and any(not image.brokers[b].is_fenced for b in copying)
@@ -311,7 +313,7 @@ def rebalance_plan(image: MetadataImage, *, moves_max: int) -> tuple[Move, ...]:
 def _check_spread(
     still: dict[PartitionName, PartitionImage], loads: Loads, allowed: list[BrokerId]
 ) -> None:
-    """Report that nothing can move only because brokers lack room.
+    """Raise an error if nothing can move only because brokers lack room.
 
     Raises:
         InvalidConfigError: names the broker without room.

@@ -19,7 +19,9 @@ def set_quota(image: MetadataImage, command: SetQuota) -> MetadataImage:
     check_user_name(command.principal)
     check_quota(command.quota)
     if command.principal not in image.quotas and len(image.quotas) >= QUOTAS_MAX:
-        raise CommandRejectedError("limit", f"there are {QUOTAS_MAX} quotas; remove some")
+        raise CommandRejectedError(
+            "limit", f"there are already {QUOTAS_MAX} quotas, the maximum; remove some first"
+        )
     quotas = {**image.quotas, command.principal: command.quota}
     return msgspec.structs.replace(image, quotas=quotas)
 

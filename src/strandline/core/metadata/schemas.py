@@ -22,13 +22,13 @@ def add_schema(image: MetadataImage, command: AddSchema) -> MetadataImage:
         raise CommandRejectedError(
             "stale_schema",
             f"the schema of stream {command.name!r} has {count} versions by now: somebody else "
-            "changed it at the same time; repeat the order",
+            "changed it at the same time; repeat the command",
         )
     if count >= VERSIONS_MAX:
         raise CommandRejectedError(
             "limit",
-            f"the schema of stream {command.name!r} has {VERSIONS_MAX} versions, the most; delete "
-            "it, and begin again with the newest",
+            f"the schema of stream {command.name!r} has {VERSIONS_MAX} versions, the maximum; "
+            "delete it, and begin again with the newest",
         )
     changed = msgspec.structs.replace(stream, schema=(*stream.schema, command.schema))
     return image.with_streams({command.name: changed})

@@ -19,11 +19,15 @@ from strandline.types import LogId
 def skip_to(image: MetadataImage, command: SkipTo) -> MetadataImage:
     """Give a partition a new, empty log; replicas, leader and ISR stay the same.
 
-    Every replica has all of an empty log.
+    All replicas stay in sync, since an empty log has nothing to copy.
     """
     partition = find_partition(image, command.at)
     if not partition.log_start_offset < command.offset <= OFFSET_MAX:
-        raise CommandRejectedError("limit", f"{command.offset} is not beyond the log's start")
+        raise CommandRejectedError(
+            "limit",
+            f"offset {command.offset} is not above the log start offset, "
+            f"{partition.log_start_offset}",
+        )
     fresh = msgspec.structs.replace(
         partition,
         log_id=LogId(image.next_log_id),

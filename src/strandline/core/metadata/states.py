@@ -28,7 +28,8 @@ def set_readonly(image: MetadataImage, command: SetReadonly) -> MetadataImage:
 def pause_partitions(image: MetadataImage, command: PausePartitions) -> MetadataImage:
     """Pause partitions, or resume them.
 
-    The last pause command decides, for the whole stream, whether resuming one resumes all.
+    The last pause command decides, for the whole stream, whether resuming one partition resumes
+    all.
     """
     states = dict(image.stream(command.stream).states)
     for number in affected(image, command):
@@ -58,7 +59,7 @@ def affected(image: MetadataImage, command: SetReadonly | PausePartitions) -> tu
 
 
 def _numbers(stream: StreamImage, wanted: tuple[int, ...]) -> list[int]:
-    """Return the partitions named, or all."""
+    """Return the partitions that a command names; all if it names none."""
     there = range(len(stream.partitions))
     for number in wanted:
         if number not in there:
@@ -69,7 +70,7 @@ def _numbers(stream: StreamImage, wanted: tuple[int, ...]) -> list[int]:
 
 
 def _times(times: tuple[int, int], now_ns: int) -> tuple[int, int]:
-    """Return the times of the first and the latest change."""
+    """Return the times of the first and the latest change, which is now."""
     return times[0] or now_ns, now_ns
 
 

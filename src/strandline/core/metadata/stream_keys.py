@@ -1,8 +1,8 @@
 """Data keys of encrypted streams in the metadata: wrapped by a master key.
 
 Rule: a data key is never removed or replaced, since records encrypted with it would be lost. Only
-its wrapping may change; its fingerprint shows that it is the same key. So concurrent orders of two
-operators are safe: the later one is rejected.
+its wrapping may change; its fingerprint shows that it is the same key. So concurrent commands of
+two operators are safe: the later one is rejected.
 """
 
 import msgspec
@@ -41,6 +41,6 @@ def keep_stream_keys(image: MetadataImage, command: KeepStreamKeys) -> MetadataI
             raise CommandRejectedError(
                 "stale_keys",
                 f"data key {key.number} of stream {command.name!r} is another one: somebody else "
-                "gave the stream a key at the same time; repeat the order",
+                "gave the stream a key at the same time; repeat the command",
             )
     return image.with_streams({command.name: msgspec.structs.replace(stream, keys=tuple(keys))})

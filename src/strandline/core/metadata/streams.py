@@ -28,7 +28,7 @@ from strandline.types import LogId
 
 REPLICAS_MAX = 7
 DESCRIPTION_BYTES_MAX = 4096
-"""As in JetStream."""
+"""The most bytes of a stream's description, as in JetStream."""
 RESERVED_ROOTS = ("$JS", "$SYS", "_INBOX", "_INBOX_PRIVATE")
 """First tokens of subjects that are NATS' own: its API, its system account, and replies."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
@@ -129,7 +129,8 @@ def check_replicas(image: MetadataImage, replicas: Replicas) -> None:
         known_broker(image, broker)
     if not replicas or len(set(replicas)) != len(replicas) or len(replicas) > REPLICAS_MAX:
         raise CommandRejectedError(
-            "bad_assignment", f"1 to {REPLICAS_MAX} distinct brokers keep a partition"
+            "bad_assignment",
+            f"a partition needs 1 to {REPLICAS_MAX} distinct brokers, got {list(replicas)}",
         )
 
 
@@ -137,7 +138,7 @@ def check_stream_config(config: StreamConfig, *, is_cluster: bool) -> None:
     """Check a stream's settings.
 
     Raises:
-        InvalidConfigError: a setting is out of range; the message names both.
+        InvalidConfigError: a setting is out of range; the message names it and the range.
         InvalidSubjectError: the subject is not a NATS subject.
     """
     if not _NAME.fullmatch(config.name) or len(config.name) > NAME_BYTES_MAX:
@@ -188,7 +189,7 @@ def check_stream_config(config: StreamConfig, *, is_cluster: bool) -> None:
 
 
 def _check_answers(config: StreamConfig) -> None:
-    """Reject subjects on which a stream would store or answer messages meant for others."""
+    """Reject subjects on which a stream would store or acknowledge messages meant for others."""
     first, _, rest = config.subject.partition(".")
     if first in RESERVED_ROOTS and rest == ">":
         raise InvalidSubjectError(
@@ -207,7 +208,7 @@ def _check_answers(config: StreamConfig) -> None:
 
 
 def _check_queue_group(config: StreamConfig, *, is_cluster: bool) -> None:
-    """Check that in a cluster, the queue group's one recipient can lead the message's partition."""
+    """Check that in a cluster the one broker that gets a queue group's message can store it."""
     is_hashed = config.partition_rule != "suffix" and config.partitions > 1
     if is_cluster and config.queue_group and is_hashed:
         raise InvalidConfigError(
@@ -232,5 +233,5 @@ def _check_copies(config: StreamConfig, *, is_cluster: bool) -> None:
         raise InvalidConfigError(f"replicas is {config.replicas}; give 1 to {REPLICAS_MAX}")
     if not 1 <= config.min_isr <= config.replicas:
         raise InvalidConfigError(
-            f"min_isr is {config.min_isr}; it is 1 to {config.replicas}, the number of replicas"
+            f"min_isr must be 1 to {config.replicas}, the number of replicas, got {config.min_isr}"
         )

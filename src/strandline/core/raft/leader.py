@@ -32,14 +32,14 @@ from strandline.errors import InvalidRequestError, UnavailableError
 from strandline.types import BrokerId
 
 _SNAPSHOT_WAITS = 4
-"""After so many election timeouts without an answer a snapshot is sent again."""
+"""A snapshot is sent again after this many election timeouts without an answer."""
 
 
 class _ReadRequest(msgspec.Struct):
     """A read that waits to be confirmed.
 
     Attributes:
-        context: the caller's.
+        context: the caller's value, returned with the answer.
         index: the entry that must be applied first; None until this term has committed one.
         round: the round of heartbeats whose answers confirm it.
     """
@@ -67,7 +67,7 @@ class RaftLeader:
         self._successor: BrokerId | None = None
         self._successor_ticks = 0
         self.is_deposed = False
-        """Whether it must step down: it lost its quorum, or is no longer a voter."""
+        """Whether this leader must step down: it lost its quorum, or is no longer a voter."""
         self.followers: dict[BrokerId, RaftProgress] = {}
         self._follow_members()
         self._append(Kind.NOTHING, b"")
@@ -126,10 +126,10 @@ class RaftLeader:
         if len(set(members.everybody)) != len(members.everybody):
             raise InvalidRequestError("a member is listed twice")
         if not members.voters or len(changed) > 1:
-            raise InvalidRequestError("change one voter at a time, and keep one at least")
+            raise InvalidRequestError("change one voter at a time, and keep at least one")
         log = self._state.log
         if not self._has_committed_own_term or self._state.members_index > log.commit_index:
-            raise UnavailableError("the membership change before is not committed yet; retry")
+            raise UnavailableError("the previous membership change is not committed yet; retry")
         for new in changed - set(old.voters):
             if new not in old.learners:
                 raise InvalidRequestError(f"broker {new} must be a learner first")
@@ -141,7 +141,7 @@ class RaftLeader:
         """Let ``successor`` take over as soon as it has all entries; reject proposals meanwhile.
 
         Raises:
-            InvalidRequestError: it is not another voter.
+            InvalidRequestError: ``successor`` is not another voter.
         """
         if successor not in self.followers or successor not in self._state.members.voters:
             raise InvalidRequestError(f"broker {successor} is not another voter")
@@ -157,7 +157,8 @@ class RaftLeader:
         progress.round = max(progress.round, reply.round)
         if not reply.accepted:
             if reply.hint < progress.match and follower in self._state.members.learners:
-                # It lost its disk. Safe for a learner, which has no vote; not believed of a voter.
+                # It lost its disk. That is safe for a learner, which has no vote. Of a voter it is
+                # not believed.
                 self.followers[follower] = progress = RaftProgress(Index(reply.hint + 1))
             progress.refused(reply.index, reply.hint)
         elif progress.accepted(reply.index):
@@ -212,7 +213,7 @@ class RaftLeader:
     # Reads
 
     def _confirm_reads(self) -> None:
-        """Return, in order, the reads that a quorum has confirmed."""
+        """Put the reads that a quorum has confirmed into the next ``Ready``, in order."""
         members = self._state.members
         if self._reads and not self._has_committed_own_term:
             return

@@ -15,14 +15,14 @@ import msgspec
 from strandline.core.raft.messages import Index, Kind, Members, RaftEntry, Snapshot, Term
 
 ENTRY_OVERHEAD_BYTES = 24
-"""Counted for an entry besides its data when the size of a batch is limited."""
+"""What each entry adds to its data when the size of a batch is limited."""
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Members)
 
 
 class RaftLog:
-    """A member's log: a snapshot, and the entries after ``base_index``, some of which it may cover.
+    """A member's log: a snapshot, and the entries after ``base_index``.
 
     Args:
         snapshot: the newest one.
@@ -135,9 +135,9 @@ class RaftLog:
         """Make a snapshot at ``index`` and drop the entries it covers, except the last ``keep``.
 
         Args:
-            index: an applied entry's.
-            data: the state machine right after it.
-            keep: entries left for followers a little behind.
+            index: the index of an applied entry.
+            data: the state machine right after that entry.
+            keep: how many entries to keep for followers that are a little behind.
         """
         assert self.snapshot.index < index <= self.applied_index, "only what was applied"
         members = self.snapshot.members
@@ -157,7 +157,7 @@ class RaftLog:
     def install(self, snapshot: Snapshot) -> None:
         """Replace everything that a received snapshot covers.
 
-        Later entries stay if they continue it; otherwise they are an earlier leader's.
+        Later entries stay if they continue the snapshot; otherwise an earlier leader wrote them.
         """
         assert snapshot.index > self.commit_index, "never back"
         keeps_tail = self.has(snapshot.index, snapshot.term)

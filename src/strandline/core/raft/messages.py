@@ -1,7 +1,7 @@
 """Log entries and the messages between members of the group.
 
 Values only. Indexes count entries from 1, 0 means "before the first"; terms count elections from 1.
-Every message carries the sender's term, by which the receiver tells old from new.
+Every message carries the sender's term, so that the receiver recognises outdated messages.
 """
 
 from enum import IntEnum
@@ -15,7 +15,7 @@ Term = NewType("Term", int)
 """Number of an election; at most one leader in each."""
 
 Index = NewType("Index", int)
-"""Place of an entry in the log, from 1."""
+"""Number of an entry in the log, from 1."""
 
 
 class Kind(IntEnum):
@@ -75,13 +75,13 @@ class HardState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class VoteRequest(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """Vote for me in ``term``. A pre-vote asks whether you would, and binds nobody.
+    """A candidate asks for a vote in ``term``; a pre-vote asks whether it would get one.
 
     Attributes:
         last_index: of the candidate's log.
         last_term: of the candidate's log.
-        pre: whether it is a pre-vote; its term is the one to come.
-        forced: the leader itself asked for this election, so its being alive is no objection.
+        pre: whether it is a pre-vote, which binds nobody; its term is the next one.
+        forced: the leader itself asked for this election, so vote even though it is alive.
     """
 
     term: Term
@@ -105,9 +105,9 @@ class AppendEntries(msgspec.Struct, frozen=True, array_like=True, tag=3):
     Attributes:
         prev_index: the entry before the first; the follower must have it with ``prev_term``.
         prev_term: of that entry.
-        commit: how far the follower may take the log as committed.
+        commit: the leader's commit index.
         entries: in order.
-        round: number of the newest read that waits; echoed, it confirms the leader for that read.
+        round: the round of heartbeats; its echo confirms the leader for the reads of that round.
     """
 
     term: Term
@@ -119,7 +119,7 @@ class AppendEntries(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 
 class AppendEntriesReply(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """Whether the entries are in the follower's log, on disk.
+    """A follower's answer: whether the entries are in its log, on disk.
 
     Attributes:
         accepted: whether they fit.
@@ -136,7 +136,7 @@ class AppendEntriesReply(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
 
 class InstallSnapshot(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """For a follower whose next entries the leader has dropped."""
+    """The leader's snapshot, for a follower whose next entries the leader has dropped."""
 
     term: Term
     snapshot: Snapshot

@@ -30,11 +30,11 @@ class RejectReason(StrEnum):
     NOT_ENOUGH_REPLICAS = "not_enough_replicas"
     RESIGNING = "resigning"
     CUT_OFF = "cut_off"
-    """Set by the broker, which knows its connections; a replica does not."""
+    """The broker has lost contact with the controller; set by the broker, not by a replica."""
 
 
 class DivergenceError(StrEnum):
-    """The reason for which a follower stops until an operator or a new leader helps."""
+    """The reason for which a follower halts until there is a new leader."""
 
     BELOW_HIGH_WATERMARK = "below_high_watermark"
     """The leader lacks records that are committed here; only an unclean election may drop them."""
@@ -80,7 +80,7 @@ class ReadLog(msgspec.Struct, frozen=True):
 
 
 class ReadRange(msgspec.Struct, frozen=True):
-    """Read the batches that cover a range and answer with ``RangeRead``, or not if corrupt."""
+    """Read the batches that cover a range; answer with ``RangeRead`` unless they are corrupt."""
 
     to: BrokerId
     first_offset: Offset
@@ -88,7 +88,7 @@ class ReadRange(msgspec.Struct, frozen=True):
 
 
 class Repair(msgspec.Struct, frozen=True):
-    """Put batches, once their checksums were found right, in the place of corrupt ones."""
+    """Verify the checksums of received batches and put them in the place of corrupt ones."""
 
     batches: tuple[BatchRef, ...]
     buffers: tuple[Buffer, ...]
@@ -129,7 +129,7 @@ class TransferLeadership(msgspec.Struct, frozen=True):
 
 
 class AskMetadata(msgspec.Struct, frozen=True):
-    """Ask for newer metadata: another replica knows of ``epoch``."""
+    """Ask for newer metadata: another replica has sent a message of ``epoch``."""
 
     epoch: LeaderEpoch
 

@@ -15,7 +15,7 @@ Entry = tuple[LeaderEpoch, Offset]
 
 
 class EpochList:
-    """(epoch, start offset) in order; empty for a log that never had a batch."""
+    """The epochs of a log with their start offsets, in order; empty if it never had a batch."""
 
     __slots__ = ("entries",)
 
@@ -42,8 +42,8 @@ class EpochList:
     def end_of(self, epoch: LeaderEpoch, *, log_end_offset: Offset) -> Entry | None:
         """Return the largest epoch of this log up to ``epoch``, and its end; None if there is none.
 
-        The largest below, not only ``epoch`` itself: the other log may have epochs that this one
-        never had, and then both walk back until they meet (KIP-279).
+        The other log may have epochs that this one never had. Both then walk back until they find
+        a common one (KIP-279).
         """
         found = bisect_right(self.entries, epoch, key=_epoch_of) - 1
         if found < 0:
@@ -56,7 +56,7 @@ class EpochList:
         while self.entries and self.entries[-1][1] >= offset:
             self.entries = self.entries[:-1]
 
-    def truncate_before(self, offset: Offset) -> None:
+    def delete_before(self, offset: Offset) -> None:
         """Let the epoch in force at ``offset`` begin there, after earlier records were removed."""
         found = bisect_right(self.entries, offset, key=_start_of) - 1
         if found >= 0:

@@ -23,13 +23,13 @@ class Assigned(msgspec.Struct, frozen=True):
     replicas: tuple[BrokerId, ...]
     isr: tuple[BrokerId, ...]
     version: int
-    """Of the partition, for compare-and-set of the ISR."""
+    """The partition's version, for compare-and-set of the ISR."""
     min_isr: int = 1
     unclean: bool = False
-    """An operator ordered this leader by name: committed records may be lost to agree with it."""
+    """An operator elected this leader by name: followers may drop committed records to agree."""
     filling: tuple[BrokerId, ...] = ()
-    """Of a compacted log: replicas never in sync since they were added or lost their disk. Nothing
-    in the ISR of this or a later version is among them."""
+    """Replicas of a compacted log that have not been in sync since they were added or lost their
+    disk. No member of the ISR, in this version or a later one, is among them."""
 
 
 class IsrChanged(msgspec.Struct, frozen=True):
@@ -58,7 +58,8 @@ class Received(msgspec.Struct, frozen=True):
 class Appended(msgspec.Struct, frozen=True):
     """Leader: batches were written to the log and the journal, not yet synced.
 
-    Sent only after the journal accepted them: what a full disk undoes must reach no follower.
+    Sent only after the journal accepted them: batches that a full disk undoes must not reach a
+    follower.
     """
 
     batches: tuple[BatchRef, ...]
@@ -68,7 +69,7 @@ class Appended(msgspec.Struct, frozen=True):
 class Synced(msgspec.Struct, frozen=True):
     """A sync ended. ``offset``: the log end when it began, lowered by truncations since.
 
-    Not sent if the log was reset since the sync began: it then proves nothing.
+    Not sent if the log was reset since the sync began: the sync then proves nothing.
     """
 
     offset: Offset
@@ -107,7 +108,7 @@ class CorruptionFound(msgspec.Struct, frozen=True):
 
 
 class LogStartMoved(msgspec.Struct, frozen=True):
-    """Retention removed what is below ``log_start_offset``."""
+    """Retention removed the records below ``log_start_offset``."""
 
     log_start_offset: Offset
 
@@ -115,7 +116,7 @@ class LogStartMoved(msgspec.Struct, frozen=True):
 class PeerDisconnected(msgspec.Struct, frozen=True):
     """The link to a broker broke. ``PeerConnected`` must follow once it works again.
 
-    Sent before anything that came over a newer link, on both sides: a session ends with its link.
+    On both sides it comes before any message of a newer link: a session ends with its link.
     """
 
     broker: BrokerId
@@ -132,7 +133,7 @@ class Resign(msgspec.Struct, frozen=True):
 
 
 class Flush(msgspec.Struct, frozen=True):
-    """Send what has gathered: once per group commit after the journal write, and after a sync."""
+    """Send pending messages: once per group commit after the journal write, and after a sync."""
 
 
 class TimePassed(msgspec.Struct, frozen=True):

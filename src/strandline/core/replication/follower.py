@@ -61,11 +61,11 @@ class FollowerState(Enum):
     WAITING = "waiting"
     FETCHING = "fetching"
     STREAMING = "streaming"
-    STUCK = "stuck"
+    HALTED = "halted"
 
 
 class Follower:
-    """A replica as follower of one leader, or of none; created by an assignment, until the next.
+    """A replica as follower of one leader, or of none; each assignment creates a new one.
 
     Args:
         log: the replica's log; shared with the replica, not with others.
@@ -106,7 +106,7 @@ class Follower:
 
     def start(self, now_ms: int) -> list[Effect]:
         """Open a session with the leader, if there is one."""
-        if self.leader is None or self.state is FollowerState.STUCK:
+        if self.leader is None or self.state is FollowerState.HALTED:
             return []
         self.session = Session(self.session + 1)
         self.state = FollowerState.FETCHING
@@ -125,7 +125,7 @@ class Follower:
 
     def peer_disconnected(self, broker: BrokerId) -> list[Effect]:
         """Wait for the leader's link: a session ends with its connection."""
-        if broker == self.leader and self.state is not FollowerState.STUCK:
+        if broker == self.leader and self.state is not FollowerState.HALTED:
             self.state = FollowerState.WAITING
             self.deadline_ms = None
         return []
@@ -145,7 +145,7 @@ class Follower:
         assert log_end_offset <= self.log.log_end_offset, "less was kept, not more"
         if log_end_offset < self.log.log_end_offset:
             self.log.truncate_to(log_end_offset)
-        if self.leader is not None and self.state is not FollowerState.STUCK:
+        if self.leader is not None and self.state is not FollowerState.HALTED:
             self.session = Session(self.session + 1)
             self.state = FollowerState.FETCHING
             self.deadline_ms = now_ms + self._limits.resend_ms
@@ -168,7 +168,7 @@ class Follower:
         """Append new batches, and raise the high watermark."""
         if message.session != self.session or self.state in (
             FollowerState.WAITING,
-            FollowerState.STUCK,
+            FollowerState.HALTED,
         ):
             return []
         self.state = FollowerState.STREAMING
@@ -193,7 +193,7 @@ class Follower:
             return []
         is_ours = log.last_epoch <= new[0].leader_epoch and new[-1].leader_epoch <= self.epoch
         if new[0].base_offset != log.log_end_offset or not is_ours:
-            return self._get_stuck(DivergenceError.MISALIGNED)
+            return self._halt(DivergenceError.MISALIGNED)
         log.append(new)
         return [Append(new, buffers[known:])]
 
@@ -223,16 +223,16 @@ class Follower:
     # Agreeing with the leader
 
     def diverged(self, message: Diverged, now_ms: int) -> list[Effect]:
-        """Truncate what the leader does not have, as far as one answer shows, and fetch again."""
+        """Truncate what the leader does not have, as far as its answer shows, and fetch again."""
         if message.session != self.session or self.state is not FollowerState.FETCHING:
             return []
         log = self.log
         target = self._parting(message)
         if target >= log.log_end_offset:
             # A correct answer always truncates something; this one would repeat for ever.
-            return self._get_stuck(DivergenceError.MISALIGNED)
+            return self._halt(DivergenceError.MISALIGNED)
         if target < log.high_watermark and not self._may_lose:
-            return self._get_stuck(DivergenceError.BELOW_HIGH_WATERMARK)
+            return self._halt(DivergenceError.BELOW_HIGH_WATERMARK)
         is_loss = target < log.high_watermark
         log.truncate_to(target)
         lost: list[Effect] = [Committed(target)] if is_loss else []
@@ -254,21 +254,21 @@ class Follower:
         return max(shared, log.log_start_offset)
 
     def start_at(self, message: StartAt, now_ms: int) -> list[Effect]:
-        """Drop a log that cannot be compared, because the leader has removed records that old."""
+        """Empty a log that cannot be compared, because the leader has removed records that old."""
         is_current = message.session == self.session
-        if not is_current or self.state in (FollowerState.WAITING, FollowerState.STUCK):
+        if not is_current or self.state in (FollowerState.WAITING, FollowerState.HALTED):
             return []
         log = self.log
         if self.state is FollowerState.STREAMING and log.log_end_offset >= message.log_start_offset:
             return self.start(now_ms)  # we have more than the leader knows: report it
         if message.log_start_offset < log.high_watermark and not self._may_lose:
-            return self._get_stuck(DivergenceError.BELOW_HIGH_WATERMARK)
+            return self._halt(DivergenceError.BELOW_HIGH_WATERMARK)
         log.reset_to(message.log_start_offset)
         offset = message.log_start_offset
         return [ResetTo(offset), Committed(offset), *self.start(now_ms)]
 
-    def _get_stuck(self, trouble: DivergenceError) -> list[Effect]:
+    def _halt(self, reason: DivergenceError) -> list[Effect]:
         """Stop until a new assignment, and report the reason."""
-        self.state = FollowerState.STUCK
+        self.state = FollowerState.HALTED
         self.deadline_ms = None
-        return [Halted(trouble)]
+        return [Halted(reason)]

@@ -44,7 +44,7 @@ class InSync:
         return tuple(sorted({*self.members, *self.proposed}))
 
     def propose(self, members: set[BrokerId], joining: Joining) -> ProposeIsr:
-        """Open a proposal; ``joining`` are those of ``members`` that are new."""
+        """Open a proposal; ``joining`` are the new ones among ``members``."""
         assert self.proposed is None, "one change at a time"
         self.proposed = tuple(sorted(members))
         self._proposals += 1

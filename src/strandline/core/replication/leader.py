@@ -193,7 +193,7 @@ class Leader:
         if progress is None or self._deposed or progress.phase is not Phase.STREAMING:
             return []
         if ack.session != progress.session:
-            return []  # of an earlier session: its log may have been truncated since
+            return []  # of an earlier session: the follower may have truncated its log since
         progress.take_ack(ack)
         progress.keep_up(self.log.log_end_offset, now_ms)
         self._await_answer(progress, now_ms, anew=True)

@@ -10,14 +10,15 @@ class ReplicationLimits(msgspec.Struct, frozen=True):
     """An in-sync replica that is behind for longer leaves the ISR."""
 
     resend_ms: int = 500
-    """Ask again when an answer is outstanding for so long. Lost links are told, so this is rare."""
+    """Ask again when an answer is outstanding for this long. That is rare, since broken links are
+    reported."""
 
     window_bytes: int = 16 << 20
     """Bytes on the way to a follower that it has not synced yet."""
 
     spared_window_bytes: int = 4 << 20
-    """The same for one that is not in sync, while publishers are at work: the leader's disk and
-    network are theirs first, as long as it gains on them."""
+    """The same for a follower that is not in sync, while publishers are active: they come first on
+    the leader's disk and network, as long as the follower still catches up."""
 
     publishing_ms: int = 100
     """Publishers count as active for this long after a record."""

@@ -1,7 +1,7 @@
 """Messages between the replicas of one partition, and their encoding in frames.
 
-A follower opens with ``Fetch``. The leader checks its epoch and whether the logs agree, then either
-answers where they diverge (``Diverged``, ``StartAt``) or streams ``Replicate``. The follower
+A follower opens with ``Fetch``. The leader checks its epoch and whether the logs agree. If they
+diverge, it answers where (``Diverged``, ``StartAt``), else it streams ``Replicate``. The follower
 answers ``Acked`` after its own sync. An idle partition sends nothing.
 
 Rules: every message carries the sender's leader epoch; batches travel beside the message as raw
@@ -21,7 +21,7 @@ Buffer = bytes | bytearray | memoryview
 """An encoded batch; a receiver must not change it."""
 
 Session = NewType("Session", int)
-"""Number of a stream from leader to follower; the follower counts up and never reuses one."""
+"""Number of a session between a follower and its leader; the follower counts up."""
 
 NO_EPOCH = LeaderEpoch(-1)
 """The last epoch of a log without batches."""
@@ -43,24 +43,25 @@ class BatchRef(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Fetch(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """Follower to leader: my log ends here; stream from there on."""
+    """Follower to leader: my log ends here; send what follows."""
 
     epoch: _Epoch
     session: _Session
     end_offset: _At
     last_epoch: _EpochOrNone
     incarnation: str = ""
-    """Of the follower's broker: messages from before its start prove nothing about its disk."""
+    """Incarnation of the follower's broker: messages of an earlier one prove nothing about its
+    disk."""
 
 
 class Fenced(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """To a sender with an older epoch: the receiver knows of ``epoch``."""
+    """Receiver to a sender with an older epoch: there is a newer one, ``epoch``."""
 
     epoch: _Epoch
 
 
 class Diverged(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """Leader to follower: the logs differ; ``last_epoch``, my last not above yours, ends there."""
+    """Leader to follower: the logs differ; my last epoch that is not above yours ends there."""
 
     epoch: _Epoch
     session: _Session
@@ -97,7 +98,7 @@ class Acked(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
     session: _Session
     durable_offset: _At
     high_watermark: _At
-    """The largest that the follower has received, so that the leader need not repeat it."""
+    """The largest high watermark that the follower has received; the leader does not repeat it."""
 
 
 class FetchRange(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):

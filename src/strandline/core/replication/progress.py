@@ -84,7 +84,7 @@ class Progress:
         self.incarnation = fetch.incarnation
         self.phase = Phase.STREAMING
         self.next_offset = fetch.end_offset
-        # Less than it acked before: it has lost records and must not count for them.
+        # If that is less than it acked before, it has lost records and must not count for them.
         self.durable_offset = min(self.durable_offset, fetch.end_offset)
         self.is_gaining, self._lag_before = True, None
         self.wants_ack = True
@@ -95,7 +95,7 @@ class Progress:
         self.session = session
 
     def misplace(self) -> None:
-        """Note that the follower must restart at our log start: its next offset was removed."""
+        """Note that the follower must restart at our log start: the records it needs are gone."""
         self._stop()
         self.phase = Phase.MISPLACED
         self.wants_ack = True
@@ -122,7 +122,7 @@ class Progress:
 
     @property
     def is_outstanding(self) -> bool:
-        """Whether the follower owes an answer: its first, for batches, or for the high watermark.
+        """Whether the follower owes an answer: its first one, to batches, or to the high watermark.
 
         A read of our own log counts too: a failed one is retried after the same time.
         """

@@ -15,7 +15,7 @@ class Repairs:
     """The corrupt ranges of one replica's log.
 
     Args:
-        resend_ms: ask the next replica after so long.
+        resend_ms: after this time without an answer the next replica is asked.
     """
 
     def __init__(self, *, resend_ms: int) -> None:

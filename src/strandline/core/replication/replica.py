@@ -170,7 +170,7 @@ class Replica:
             case TimePassed():
                 return self._role.time_passed(now_ms) + self._repair(now_ms, due_only=True)
             case LogStartMoved():
-                self.log.truncate_before(event.log_start_offset)
+                self.log.delete_before(event.log_start_offset)
                 return []
             case CorruptionFound():
                 self._repairs.note(event.first_offset, event.next_offset)
@@ -195,7 +195,7 @@ class Replica:
         event: Appended | BatchesRead | IsrChanged | IsrRejected | Resign,
         now_ms: int,
     ) -> list[Effect]:
-        """Handle events for a leader; those meant for an earlier leadership are dropped."""
+        """Handle events for a leader; drop those meant for an earlier leadership."""
         match event:
             case Appended():
                 return leader.appended(event, now_ms)
@@ -257,10 +257,10 @@ class Replica:
         return self.leader.reassigned(event, now_ms) if self.leader is not None else effects
 
     def _start_over(self, follower: Follower, event: Assigned) -> list[Effect]:
-        """Empty this replica if it is being filled and another leader began that.
+        """Empty this replica if it is being filled and another leader began to fill it.
 
-        After a restart it is unknown who began, so the replica starts again. That is rare, and
-        costs time only.
+        After a restart it is unknown which leader began, so the replica starts again. That is rare,
+        and costs time only.
         """
         before = self._filled_by
         self._filled_by = event.epoch if self.me in event.filling else None
@@ -334,7 +334,7 @@ class Replica:
         return first + [b for b in self._replicas if b not in (self.me, follower.leader)]
 
     def _serve_range(self, to: BrokerId, message: FetchRange) -> list[Effect]:
-        """Send batches to a replica whose own are corrupt, if they are here and the same."""
+        """Send batches to a replica whose own are corrupt, if ours are known to be the same."""
         log, follower = self.log, self.follower
         first, after = message.first_offset, message.next_offset
         if not log.log_start_offset <= first < after <= log.log_end_offset:
@@ -349,7 +349,7 @@ class Replica:
 
 
 def _to_leader(leader: Leader, sender: BrokerId, message: Message, *, now_ms: int) -> list[Effect]:
-    """Handle a follower's message; others were meant for an earlier role."""
+    """Handle a follower's message; ignore any other, which was meant for an earlier role."""
     match message:
         case Fetch():
             return leader.fetch(sender, message, now_ms)
@@ -362,7 +362,7 @@ def _to_leader(leader: Leader, sender: BrokerId, message: Message, *, now_ms: in
 def _to_follower(
     follower: Follower, message: Message, buffers: tuple[Buffer, ...], *, now_ms: int
 ) -> list[Effect]:
-    """Handle a leader's message; others were meant for an earlier role."""
+    """Handle a leader's message; ignore any other, which was meant for an earlier role."""
     match message:
         case Replicate():
             return follower.replicate(message, buffers, now_ms)

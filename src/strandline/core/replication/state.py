@@ -77,7 +77,7 @@ class LogState:
         return True
 
     def truncate_to(self, offset: Offset) -> None:
-        """Truncate. If a crash undoes this, what is durable below is still the same."""
+        """Truncate. If a crash undoes this, the records below are still durable."""
         assert self.log_start_offset <= offset < self.log_end_offset, (
             "truncate to an offset of the log"
         )
@@ -99,9 +99,9 @@ class LogState:
         self.epochs = EpochList()
         self.check()
 
-    def truncate_before(self, offset: Offset) -> None:
+    def delete_before(self, offset: Offset) -> None:
         """Note that retention moved the log start; it removes committed records only."""
         assert offset <= self.high_watermark, "retention removes committed records only"
         self.log_start_offset = max(self.log_start_offset, offset)
-        self.epochs.truncate_before(self.log_start_offset)
+        self.epochs.delete_before(self.log_start_offset)
         self.check()

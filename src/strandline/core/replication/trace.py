@@ -59,9 +59,9 @@ class TracedReplica(Replica):
     """A replica that traces its elections and writes.
 
     Args:
-        me: as for ``Replica``, like what is not described here.
+        me: this broker.
         log: the partition's log.
-        name: the name of the partition, as lines have it.
+        name: the name of the partition in the lines.
         trace: receives the lines.
         limits: the timeouts.
         session: the session of its requests.
@@ -134,6 +134,6 @@ def _describe_effect(effect: Effect) -> str:
         case fx.ProposeIsr():
             return f"wants in sync {' '.join(map(str, effect.isr))}"
         case fx.Halted():
-            return f"is stuck: {effect.trouble}"
+            return f"is halted: {effect.trouble}"
         case _:
             return ""

@@ -4,7 +4,8 @@ Rules:
 - a decision takes effect when its entry is stored; nobody is notified before (``DecisionLog``);
 - every transaction has an epoch of its own. A partition accepts its records only between the BEGIN
   and the COMMIT or ABORT marker that the coordinator writes. So records that arrive late, or from a
-  producer believed dead, find no open transaction and cannot open one: none stays open for ever;
+  producer believed dead, find no open transaction and cannot open one, which would stay open for
+  ever;
 - a partition is stored before its BEGIN marker is sent, so that it always gets the end marker;
 - an undecided transaction is aborted after its timeout. A prepared one has no timeout, unless it is
   a part of a batch;
@@ -51,7 +52,7 @@ from strandline.errors import (
 from strandline.security.producer_ids import owner_of
 
 OPEN_MAX = 10_000
-"""Undecided transactions at a time."""
+"""The most undecided transactions at a time."""
 ITEMS_PER_ENTRY = 100
 
 
@@ -91,7 +92,7 @@ class Coordinator:
         for transaction in list(self.state.transactions.values()):
             if transaction.status.is_marking and transaction.places:
                 self._log.give(*self._markers.unwritten(transaction))
-            elif transaction.status.is_marking:  # its coordinator stopped
+            elif transaction.status.is_marking:  # the previous coordinator stopped
                 self._complete(transaction)
         return self._log.taken()
 
@@ -163,7 +164,7 @@ class Coordinator:
         return last is not None and request.batch is not None and request.batch.number <= last.batch
 
     def _queue(self, request: ev.Begin) -> None:
-        """Begin it when the previous one is complete; the newest of several requests wins."""
+        """Begin a transaction when the previous one is complete; the newest request wins."""
         before = self._queued.pop(request.id, None)
         if before is not None and before.nonce != request.nonce:
             error = ProducerFencedError(f"another producer has taken {request.id!r} over")
@@ -266,7 +267,7 @@ class Coordinator:
         self._answer_when_marked(request.token, Published(publication, is_repeat=False), named)
 
     def _publish_again(self, request: ev.Publish, last: Publication) -> None:
-        """Answer for a batch that is published already, or is older than a published one."""
+        """Answer a request for a batch that is published already, or is older than one that is."""
         name = request.batch.transaction_id
         if request.batch.number < last.batch:
             raise BatchSupersededError(
@@ -312,7 +313,7 @@ class Coordinator:
         raise _prepared(known) if known.status is TransactionStatus.PREPARED else _ended(known)
 
     def _part(self, id_: str, request: ev.Publish) -> TransactionState:
-        """Return a part that can be published.
+        """Return a staged part, which can be published.
 
         Raises:
             UnknownTransactionError: it does not exist, is not staged, or is of another batch.
@@ -340,7 +341,7 @@ class Coordinator:
         publication: Publication | None = None,
         losers: Iterable[TransactionState] = (),
     ) -> None:
-        """Decide transactions in one entry, together with the publication they belong to."""
+        """Store the outcome of transactions in one entry, with the publication they belong to."""
         outcomes = [
             *(TransactionOutcome(each.id, status, reason) for each in transactions),
             *(
@@ -429,7 +430,7 @@ def next_epoch(producer: TransactionalProducer) -> TransactionalProducer:
 
 
 def is_overtaken(part: TransactionState, batch: int) -> bool:
-    """Whether a part that the publication did not name ends with it."""
+    """Whether a part that the publication of ``batch`` did not name is aborted by it."""
     return part.status.is_undecided and part.batch is not None and part.batch.number <= batch
 
 
@@ -453,7 +454,7 @@ def _is_own(known: TransactionState, request: ev.Begin) -> bool:
 
 
 def _has_deadline(transaction: TransactionState) -> bool:
-    """Whether it is aborted after its timeout."""
+    """Whether a transaction is aborted after its timeout."""
     if transaction.status is TransactionStatus.PREPARED:
         return transaction.batch is not None
     return transaction.status is TransactionStatus.OPEN

@@ -1,4 +1,4 @@
-"""Effects of the transaction coordinator besides those of every coordinator (``decisions``)."""
+"""Effects of the transaction coordinator besides those in ``coordinator_effects``."""
 
 import enum
 from typing import NamedTuple
@@ -20,9 +20,9 @@ class MarkerKind(enum.Enum):
     BEGIN = "begin"
     """Records of this producer and epoch are accepted from here on."""
     COMMIT = "commit"
-    """None are accepted from here on; earlier ones are committed."""
+    """No more records are accepted from here on; earlier ones are committed."""
     ABORT = "abort"
-    """None are accepted from here on; earlier ones are aborted."""
+    """No more records are accepted from here on; earlier ones are aborted."""
 
 
 class SendMarker(msgspec.Struct, frozen=True):
@@ -35,7 +35,7 @@ class SendMarker(msgspec.Struct, frozen=True):
 
 
 class TimedOut(msgspec.Struct, frozen=True):
-    """A transaction was aborted after its timeout: the one of this id, or a part of it."""
+    """A transaction was aborted after its timeout: that of this id, or one of its parts."""
 
     name: str
 

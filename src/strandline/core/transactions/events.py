@@ -48,7 +48,10 @@ class AddTransactionPartitions(msgspec.Struct, frozen=True):
 
 
 class Prepare(msgspec.Struct, frozen=True):
-    """Prepare it for ``EndStaged`` or, if it is a part, for ``Publish``. Answered with None."""
+    """Prepare a transaction for ``EndStaged`` or, if it is a part of a batch, for ``Publish``.
+
+    Answered with None.
+    """
 
     token: object
     id: str
@@ -83,7 +86,7 @@ class Publish(msgspec.Struct, frozen=True):
 
 
 class QueryTransactions(msgspec.Struct, frozen=True):
-    """Query the state. Answered with the result of ``question`` once what it saw is stored."""
+    """Query the state. Answered with the result of ``question`` once the state it saw is stored."""
 
     token: object
     question: Callable[[CoordinatorState], object]

@@ -3,7 +3,7 @@
 One bit per offset, in words of 4,096 offsets: they can be counted between any two offsets, and
 dropped from the beginning of the log.
 
-Threads: ``add`` and ``forget_below`` belong to one thread; ``between`` may be asked on any.
+Threads: ``add`` and ``forget_below`` belong to one thread; ``between`` may be called on any.
 """
 
 from strandline.types import Offset
@@ -18,7 +18,7 @@ class HiddenOffsets:
         self._words: dict[int, int] = {}
 
     def add(self, first: int, count: int = 1) -> None:
-        """Add ``count`` offsets from ``first`` on; known ones are kept."""
+        """Add ``count`` offsets from ``first`` on; some may be in the set already."""
         while count > 0:
             number, bit = divmod(first, WORD_OFFSETS)
             taken = min(count, WORD_OFFSETS - bit)

@@ -20,8 +20,8 @@ from strandline.core.transactions.state import TransactionalProducer
 from strandline.types import Offset
 
 ENDED_MAX = 100_000
-"""Producers whose last epoch is remembered; those that ended longest ago are forgotten. A BEGIN
-comes from the coordinator alone and at once, so that none is met that late."""
+"""How many producers' last epochs are remembered; those that ended longest ago are forgotten. A
+forgotten one cannot begin again: only the coordinator writes BEGIN, and without delay."""
 
 
 class _OpenTransaction(NamedTuple):
@@ -49,7 +49,7 @@ class TransactionIndex:
     def __init__(self, offset: Offset) -> None:
         self.next_offset = offset
         self._open: dict[int, _OpenTransaction] = {}
-        """By producer id, in the order of their beginnings."""
+        """By producer id, in the order in which they began."""
         self._ended: dict[int, int] = {}
         self._ranges: dict[int, tuple[Aborted, ...]] = {}
         """By producer id; tuples are replaced, so that readers on other threads see whole ones."""
@@ -92,7 +92,7 @@ class TransactionIndex:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there was never a transaction, so that no batch needs a check."""
+        """Whether no transaction is known, so that no batch needs a check."""
         return not (self._open or self._ended)
 
     def last_stable_offset(self, high_watermark: Offset) -> Offset:
@@ -125,7 +125,7 @@ class TransactionIndex:
         return any(each.first <= offset < each.end for each in self._ranges.get(producer_id, ()))
 
     def aborted_between(self, start: int, stop: int) -> tuple[Aborted, ...]:
-        """Return the aborted transactions that may have batches there; any thread."""
+        """Return aborted transactions that may have batches between two offsets; any thread."""
         return tuple(
             each
             for ranges in list(self._ranges.values())

@@ -53,7 +53,7 @@ class Markers:
     def open(
         self, transaction: TransactionState, places: set[TransactionPartition], *, token: object
     ) -> list[Effect]:
-        """Send BEGIN markers to partitions, and answer when all of them accept records."""
+        """Send BEGIN markers to partitions; answer the request when all of them accept records."""
         pending = self._pending.setdefault(transaction.id, _PendingMarkers())
         missing = places - pending.begun
         if not missing:
@@ -130,13 +130,13 @@ class Markers:
         self._again.append((now_ms + RETRY_MS, mark))
 
     def due(self, now_ms: int) -> list[SendMarker]:
-        """Return the markers whose retry is due."""
+        """Return the markers that are to be sent again now."""
         due = [mark for when_ms, mark in self._again if when_ms <= now_ms]
         self._again = [each for each in self._again if each[0] > now_ms]
         return due
 
     def out_of_patience(self, now_ms: int) -> list[Effect]:
-        """Answer requests that waited long enough: the decision is final, markers follow."""
+        """Answer requests that have waited for ``PATIENCE_MS``: the decision is final anyway."""
         effects: list[Effect] = [
             Answer(w.token, w.value) for w in self._waiters if w.due_ms <= now_ms
         ]

@@ -16,9 +16,9 @@ from strandline.errors import UNDECODABLE, InvalidRecordError
 from strandline.types import LogId
 
 EPOCH_MAX = (1 << 15) - 1
-"""The largest in a batch header; then a transactional id continues with another producer id."""
+"""The largest epoch that a batch header can hold; after it another producer id is used."""
 IDS_MAX = 100_000
-"""Transactional ids remembered; those that ended longest ago are forgotten beyond it."""
+"""The most transactional ids remembered; beyond it those that ended longest ago are forgotten."""
 
 
 class TransactionPartition(msgspec.Struct, frozen=True, array_like=True, order=True):
@@ -47,7 +47,7 @@ class TransactionStatus(enum.Enum):
 
     OPEN = "open"
     PREPARED = "prepared"
-    """Complete; ended by an external decision only, or by a timeout if it is a part."""
+    """All its records are written. An external decision ends it, or a timeout if it is a part."""
     COMMITTING = "committing"
     """Decided; not every partition has its marker yet."""
     ABORTING = "aborting"
@@ -90,11 +90,11 @@ class TransactionState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     status: TransactionStatus
     timeout_ms: int
     nonce: str
-    """Of the request that began it, by which a repeat is recognized."""
+    """Given by the request that began it; a repeat of the request has the same."""
     places: tuple[TransactionPartition, ...] = ()
-    """Every partition that may have records of it: each gets a marker."""
+    """Every partition that may have records of the transaction: each gets a marker."""
     batch: BatchOfProducer | None = None
-    """Set for a staged part."""
+    """The batch that this transaction is a part of, if any."""
     reason: str = ""
     """Why it was aborted."""
 
@@ -180,7 +180,7 @@ class CoordinatorState:
         ]
 
     def surplus(self) -> tuple[str, ...]:
-        """Return ids to forget because there are too many: those that ended longest ago."""
+        """Return the ids to forget because there are too many: those that ended longest ago."""
         too_many = len(self.transactions) - IDS_MAX
         if too_many <= 0:
             return ()

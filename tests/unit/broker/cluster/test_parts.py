@@ -94,7 +94,7 @@ def test_the_first_epoch_begins_at_the_log_start(tmp_path, disk):
     """Records that retention removed do not count, also within a batch."""
     log = open_log(tmp_path / "log", disk)
     append(log, batch(0, 5, 0), batch(5, 5, 1), batch(10, 5, 2))
-    log.truncate_before(7)
+    log.delete_before(7)
     assert leader_epochs(log) == ((1, 7), (2, 10))
 
 

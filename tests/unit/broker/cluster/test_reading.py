@@ -42,7 +42,7 @@ def log(tmp_path):
 def rows(log, batches):
     """The records of batches, as Arrow."""
     return pa.Table.from_batches(
-        [rows for batch in batches for rows in decode_batches(log.opened(batch))]
+        [rows for batch in batches for rows in decode_batches(log.decrypted(batch))]
     )
 
 
@@ -53,7 +53,7 @@ def test_a_copy_may_begin_within_a_batch(log, first, compression):
     whole = records(compression=compression, producer=PRODUCER, attributes=Attributes.TRANSACTIONAL)
     log.append(whole, header_of(whole))
     wanted = rows(log, [whole]).slice(first - 10)
-    log.truncate_before(first)
+    log.delete_before(first)
     [(ref, batch)] = read_batches(log, first, 1 << 20, below=10 + COUNT)
     header = check_batch(batch)
     assert (ref.base_offset, ref.next_offset, ref.leader_epoch) == (first, 10 + COUNT, 3)
@@ -79,7 +79,7 @@ def test_of_a_compacted_batch_what_stays_is_lent(log, kept, first, left):
     [all_rows] = decode_batches(whole)
     compacted = encode_again(all_rows.take(pa.array(kept)), header_of(whole))
     log.append(compacted, header_of(compacted))
-    log.truncate_before(first)
+    log.delete_before(first)
     [(ref, batch)] = read_batches(log, first, 1 << 20, below=10 + COUNT)
     assert (ref.base_offset, ref.next_offset) == (first, 10 + COUNT)
     header = check_batch(batch)
@@ -96,7 +96,7 @@ def test_what_is_encrypted_stays_so(log):
     log.seal_with(BatchSealer(name, lambda: wrapped, MasterKeys(lambda: (master,))))
     whole = log.sealer.seal(records())
     log.append(whole, header_of(whole))
-    log.truncate_before(12)
+    log.delete_before(12)
     [(ref, batch)] = read_batches(log, 12, 1 << 20, below=10 + COUNT)
     assert is_sealed(check_batch(batch))
     assert ref.size == len(batch)

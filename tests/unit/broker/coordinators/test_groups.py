@@ -111,7 +111,7 @@ async def test_cursors_need_no_member(broker):
     await broker.groups.commit("cursor", {"anything": {0: 3}}, number=1)
     await broker.groups.commit("cursor", {"anything": {0: 1, 4: 9}}, number=1)
     found = await broker.groups.describe("cursor", must_be_decided=False)
-    assert found.committed == {}, "nobody numbered them"
+    assert found.commit_numbers == {}, "nobody numbered them"
     assert await broker.groups.committed_offsets("cursor") == {"anything": {0: 1, 4: 9}}
     await broker.groups.delete("cursor")
     assert await broker.groups.committed_offsets("cursor") == {}

@@ -471,7 +471,7 @@ async def test_a_readonly_partition_takes_the_end_of_a_transaction(partition, as
 async def test_retention_may_remove_the_beginning_of_a_transaction(partition, ask, tx, kit):
     """Reading continues at the log start, and the rest of an aborted one stays hidden."""
     who = await written(ask, kit, "pay", partition, values=["a", "b"])
-    partition.log.truncate_before(partition.high_watermark)
+    partition.log.delete_before(partition.high_watermark)
     assert partition.last_stable_offset == partition.log_start_offset
     assert tx.seen(partition) == []
     await ask.end("pay", who, is_commit=False)

@@ -199,15 +199,15 @@ async def test_a_start_that_a_full_disk_rejected_is_stored_once_there_is_room(br
     """A restart would bring the records back, whose files are gone."""
     partition = await fill()
     log, noted = partition.log, []
-    note_start = log.note_start
+    store_start = log.store_start
 
     def full_at_first(offset):
         noted.append(offset)
         if len(noted) == 1:
             raise DiskFullError("no space left")
-        note_start(offset)
+        store_start(offset)
 
-    log.note_start = full_at_first
+    log.store_start = full_at_first
     end = log.segments[-1].base_offset
     await broker.reclaimer.delete_before(log, end)
     assert noted == [end, end]

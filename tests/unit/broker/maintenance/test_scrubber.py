@@ -81,7 +81,7 @@ async def test_retention_may_be_quicker(scrubber, stored, telemetry, monkeypatch
 
     def slow(log, offset, bytes_max, **options):
         if offset == 0:
-            log.truncate_before(Offset(20))
+            log.delete_before(Offset(20))
         return read(log, offset, bytes_max, **options)
 
     monkeypatch.setattr(type(stored.log), "read", slow)

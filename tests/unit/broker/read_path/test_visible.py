@@ -9,7 +9,7 @@ from strandline.broker.read_path.visible import read_visible, stored_time
 from strandline.errors import CorruptBatchError
 from strandline.record.batch import Attributes
 from strandline.record.codec import Stamp, decode_batches, encode_records
-from strandline.record.visible import always_counts
+from strandline.record.visible import always_committed
 
 
 class FakeLog:
@@ -53,7 +53,7 @@ def offsets(buffer):
 def test_a_reader_gets_what_is_visible_and_no_empty_read_before_the_end(hidden, below):
     """Reads that find nothing visible go on; what they return is in order."""
     log, found, offset = FakeLog(6, hidden), [], 0
-    while buffer := read_visible(log, offset, 1, below=below, counts=always_counts):
+    while buffer := read_visible(log, offset, 1, below=below, is_committed=always_committed):
         found += offsets(buffer)
         offset = found[-1] + 1
         assert len(log.reads) < 20
@@ -65,7 +65,7 @@ def test_one_read_may_have_several_stretches():
     """What is hidden lies between them, or around them."""
     for hidden in ((2,), (1, 4), (0, 2, 5), (3, 4)):
         log = FakeLog(6, hidden, batches_a_read=6)
-        found = read_visible(log, 0, 1 << 20, below=6, counts=always_counts)
+        found = read_visible(log, 0, 1 << 20, below=6, is_committed=always_committed)
         assert offsets(found) == [each for each in range(6) if each not in hidden]
         assert log.reads == [0]
 

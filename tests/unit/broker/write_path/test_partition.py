@@ -473,7 +473,7 @@ async def test_impossible_offsets_name_the_range(partition, answers, kit):
     """Below the log start and beyond the end: the error names the available offsets."""
     kit.put(partition, answers, *range(10))
     group_commit(partition)
-    partition.log.truncate_before(5)
+    partition.log.delete_before(5)
     for offset in (-1, 4, 11):
         with pytest.raises(OffsetOutOfRangeError, match="5 \\(log start\\) to 10"):
             partition.read(offset, 1000)

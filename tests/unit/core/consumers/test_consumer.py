@@ -281,7 +281,7 @@ def test_what_is_delivered_once_only_is_not_redelivered():
 
 def test_what_was_given_up_is_remembered_up_to_a_limit(monkeypatch):
     """The oldest are forgotten: a consumer that gives up everything does not grow for ever."""
-    monkeypatch.setattr(consumer_module, "GIVEN_UP_MAX", 3)
+    monkeypatch.setattr(consumer_module, "DROPPED_MAX", 3)
     bench = Bench(5, ack_wait_ms=10, max_deliver=2)
     bench.pull(batch=10)
     bench.sleep(10)

@@ -270,7 +270,7 @@ class Groups(RuleBasedStateMachine):
 
 def _plain(state):
     return {
-        name: (group.epoch, group.members, group.positions, group.committed, group.began_with)
+        name: (group.epoch, group.members, group.positions, group.commit_numbers, group.began_with)
         for name, group in state.groups.items()
     }
 

@@ -346,7 +346,7 @@ def test_a_broker_whose_connections_broke_is_fenced_sooner(office):
     work = office(3, *[(1, 2, 3)] * 10)
     work.hear(1, 2, 3)
     work.controller.lost(1, work.now_ms)
-    work.now_ms += LIMITS.away_ms
+    work.now_ms += LIMITS.disconnected_ms
     assert work.decide() == []
     work.now_ms += 1
     assert work.decide() == ["Fence", "ElectLeader leader_lost"]
@@ -362,7 +362,7 @@ def test_connections_that_come_back_at_once_change_nothing(office):
     work.hear(1, 2, 3)
     work.controller.lost(1, 0)
     work.controller.found(1)
-    work.now_ms += LIMITS.away_ms + 1
+    work.now_ms += LIMITS.disconnected_ms + 1
     assert work.decide() == []
 
 
@@ -385,7 +385,7 @@ def test_after_a_pause_connections_have_time_to_come_back(office):
     work.hear(1, 2, 3)
     assert work.decide() == []
     work.controller.found(1)
-    work.now_ms += LIMITS.away_ms + 1
+    work.now_ms += LIMITS.disconnected_ms + 1
     assert work.decide() == []
 
 

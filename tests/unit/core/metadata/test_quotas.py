@@ -51,7 +51,7 @@ def test_there_are_only_so_many_quotas(monkeypatch):
     image = MetadataImage()
     for name in ("a", "b", "a"):
         image = apply(image, SetQuota(name, SLOW))
-    with pytest.raises(InvalidRequestError, match="there are 2 quotas; remove some"):
+    with pytest.raises(InvalidRequestError, match="there are already 2 quotas"):
         apply(image, SetQuota("c", SLOW))
     image = apply(apply(image, SetQuota("b", FEW)), RemoveQuota("a"))
     assert apply(image, SetQuota("c", SLOW)).quotas == {"b": FEW, "c": SLOW}

@@ -54,7 +54,7 @@ def test_a_version_that_is_not_the_next_is_rejected(image, number):
 def test_versions_are_limited(image, monkeypatch):
     """A deletion makes room."""
     monkeypatch.setattr(schemas, "VERSIONS_MAX", 2)
-    with pytest.raises(InvalidRequestError, match="2 versions, the most"):
+    with pytest.raises(InvalidRequestError, match="2 versions, the maximum"):
         apply(image, AddSchema("s", version(3, "a")))
     image = apply(image, DeleteSchema("s"))
     assert apply(image, AddSchema("s", version(1, "z"))).streams["s"].schema == (version(1, "z"),)

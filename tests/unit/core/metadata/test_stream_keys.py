@@ -59,7 +59,7 @@ def test_keys_may_be_wrapped_anew_and_one_be_added():
 def test_no_key_takes_the_place_of_another(key):
     """Of two operators who add a key at once the later is rejected, and nothing changes."""
     image = kept(created(FIRST), SECOND)
-    with pytest.raises(InvalidRequestError, match="repeat the order"):
+    with pytest.raises(InvalidRequestError, match="repeat the command"):
         kept(image, SECOND, key)
 
 

@@ -46,16 +46,16 @@ def test_cutting_the_end_forgets_what_began_there():
 def test_retention_keeps_the_epoch_in_force():
     """The first entry begins at the log start, whatever was before it."""
     epochs = EpochList(((1, 0), (4, 5), (6, 8)))
-    epochs.truncate_before(6)
+    epochs.delete_before(6)
     assert epochs.entries == ((4, 6), (6, 8))
-    epochs.truncate_before(8)
+    epochs.delete_before(8)
     assert epochs.entries == ((6, 8),)
 
 
 def test_an_epoch_left_at_the_very_end_gives_way():
     """After retention took everything, the next leader's first batch begins at the same offset."""
     epochs = EpochList(((1, 0),))
-    epochs.truncate_before(4)
+    epochs.delete_before(4)
     epochs.note(2, 4)
     assert epochs.entries == ((2, 4),)
 

@@ -82,7 +82,7 @@ def test_batches_that_cannot_be_right_stop_the_follower(follower, refs, epochs):
     assert told(follower, stream(*refs, base=9), (b"x",)) == [
         fx.Halted(fx.DivergenceError.MISALIGNED)
     ]
-    assert follower.follower.state is FollowerState.STUCK
+    assert follower.follower.state is FollowerState.HALTED
     assert follower.deadline_ms is None
 
 
@@ -188,7 +188,7 @@ def test_a_full_disk_wakes_no_follower_that_stopped(follower):
         fx.Halted(fx.DivergenceError.MISALIGNED)
     ]
     assert follower.step(ev.Undone(10), 0) == []
-    assert follower.follower.state is FollowerState.STUCK
+    assert follower.follower.state is FollowerState.HALTED
     assert follower.deadline_ms is None
 
 

@@ -64,7 +64,7 @@ def test_a_checkpointed_high_watermark_is_kept_within_the_log():
 def test_retention_leaves_an_empty_log_without_epoch():
     """An empty log cannot differ from any other."""
     log = LogState(0, 4, high_watermark=4, epochs=((1, 0),))
-    log.truncate_before(4)
+    log.delete_before(4)
     assert log.last_epoch == NO_EPOCH
     log.append((ref(4, 5, epoch=1),))
     assert log.last_epoch == 1
@@ -73,4 +73,4 @@ def test_retention_leaves_an_empty_log_without_epoch():
 def test_retention_of_uncommitted_records_is_our_bug():
     """The log start never passes the high watermark."""
     with pytest.raises(AssertionError, match="committed"):
-        LogState(0, 4, high_watermark=2, epochs=((1, 0),)).truncate_before(3)
+        LogState(0, 4, high_watermark=2, epochs=((1, 0),)).delete_before(3)

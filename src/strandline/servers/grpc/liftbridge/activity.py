@@ -22,7 +22,7 @@ from strandline.core.metadata.commands import (
     PausePartitions,
     SetReadonly,
 )
-from strandline.core.metadata.image import Event, Told
+from strandline.core.metadata.image import Event, ReportedCommand
 from strandline.errors import StrandlineError
 from strandline.servers.grpc._generated import liftbridge_pb2 as pb
 from strandline.servers.grpc.liftbridge.host import ACTIVITY, Host
@@ -37,7 +37,7 @@ RETRY_MAX_S: Final = 10.0
 POLL_S: Final = 0.05
 
 
-def event_of(command: Told) -> pb.ActivityStreamEvent:
+def event_of(command: ReportedCommand) -> pb.ActivityStreamEvent:
     """Return the activity event of a command."""
     match command:
         case CreateStream(config=config):

@@ -15,7 +15,7 @@ from strandline.broker.read_path.subject_retention import RetainedSearch
 from strandline.broker.write_path.partition import Partition
 from strandline.record.batch import read_header
 from strandline.record.decode import walk
-from strandline.record.visible import always_counts, visible_stretches
+from strandline.record.visible import always_committed, visible_stretches
 from strandline.servers.nats.jetstream.errors import UNAVAILABLE, reject
 from strandline.servers.nats.jetstream.records import (
     message_at,
@@ -134,11 +134,11 @@ def _count_offsets(partition: Partition, start: int, end: int) -> int:
 def _count_segment(partition: Partition, segment: Segment) -> int:
     """Count the records of a whole segment by its batches' headers."""
     index = partition.transaction_index
-    counts = always_counts if index is None else index.counts
+    is_committed = always_committed if index is None else index.is_committed
     count, offset, end = 0, segment.base_offset, Offset(segment.next_offset)
     while offset < end:
         found = partition.log.read(offset, READ_BYTES, below=end, verify=False)
-        for piece in visible_stretches(memoryview(found.buffer), counts):
+        for piece in visible_stretches(memoryview(found.buffer), is_committed):
             count += sum(read_header(piece, at).record_count for at, _ in walk(piece))
         if found.next_offset <= offset:
             break  # the segment has been truncated
