@@ -89,7 +89,7 @@ class LeaderLinks(NamedTuple):
         made = self.producers[stream] = found or self.client.producer(stream, linger_ms=0)
         return made
 
-    def let_go(self, stream: str) -> None:
+    def close_producer(self, stream: str) -> None:
         """Close a stream's producer if there is one."""
         found = self.producers.pop(stream, None)
         if found is not None:
@@ -158,7 +158,7 @@ class Forwarder:
         """Close the producers of deleted streams, including streams that were recreated."""
         gone = [name for name in names if self._is_gone(name)]
         if gone and not self._is_stopping:
-            self._thread.submit(self._let_go_of, gone)
+            self._thread.submit(self._close_producers, gone)
 
     def _is_gone(self, name: str) -> bool:
         """Return whether a stream seen earlier is gone; note when the present one was created."""
@@ -292,20 +292,20 @@ class Forwarder:
         else:
             future.add_done_callback(finished)
             if len(link.producers) > PRODUCERS_MAX:
-                self._let_go_of_idle(link)
+                self._close_idle_producers(link)
 
-    def _let_go_of_idle(self, link: LeaderLinks) -> None:
+    def _close_idle_producers(self, link: LeaderLinks) -> None:
         """Close the least recently used producers; forward thread, to keep the order."""
         busy = {partition.stream for partition in list(self._pending)}
         for stream in list(link.producers)[:-PRODUCERS_MAX]:
             if stream not in busy:
-                link.let_go(stream)
+                link.close_producer(stream)
 
-    def _let_go_of(self, streams: list[str]) -> None:
+    def _close_producers(self, streams: list[str]) -> None:
         """Close the producers of deleted streams; forward thread."""
         if self._link is not None:
             for stream in streams:
-                self._link.let_go(stream)
+                self._link.close_producer(stream)
 
     def _send_one(
         self, record: PendingForward, done: Callable[[Outcome], None], expected: int | None
@@ -349,7 +349,7 @@ class Forwarder:
         if not isinstance(error, UnauthenticatedError):
             return error
         if link is not None and not self._is_stopping:
-            self._thread.submit(self._let_go, link)
+            self._thread.submit(self._close_clients, link)
         return UnavailableError("the leader rejected this broker's own token; retry")
 
     def _tell(self, done: Callable[[Outcome], None], outcome: Outcome) -> None:
@@ -358,9 +358,9 @@ class Forwarder:
 
     def renew_client(self) -> None:
         """Replace the client, to read certificates again. Publishes in flight finish first."""
-        self._thread.submit(self._let_go, None)
+        self._thread.submit(self._close_clients, None)
 
-    def _let_go(self, refused: LeaderLinks | None) -> None:
+    def _close_clients(self, refused: LeaderLinks | None) -> None:
         """Close the clients after the publishes in flight, to keep the order; forward thread.
 
         Args:

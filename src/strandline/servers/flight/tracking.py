@@ -18,7 +18,7 @@ from strandline.types import Offset, PartitionName
 class Row(NamedTuple):
     """One row of a batch with message ids."""
 
-    place: int
+    row_index: int
     value: bytes | None
     key: bytes | None
     subject: str
@@ -57,8 +57,8 @@ class BatchInFlight:
             self._left += 1
             return
         for row in rows:
-            self._offsets[row.place] = NOT_STORED
-            self._partitions[row.place] = partition.partition
+            self._offsets[row.row_index] = NOT_STORED
+            self._partitions[row.row_index] = partition.partition
         self._left += len(rows)
 
     @property
@@ -66,15 +66,15 @@ class BatchInFlight:
         """Whether all outcomes are known."""
         return self._left == 0
 
-    def acked(self, place: int, offset: Offset, *, duplicate: bool) -> None:
-        """Record that a piece or a row was stored from ``offset`` on."""
+    def acked(self, number: int, offset: Offset, *, duplicate: bool) -> None:
+        """Record that a piece or a row, by its number, was stored from ``offset`` on."""
         self._left -= 1
         if self._pieces:
-            self._starts[place] = offset
+            self._starts[number] = offset
             return
-        self._offsets[place] = offset
+        self._offsets[number] = offset
         if duplicate:
-            self._duplicates.append(place)
+            self._duplicates.append(number)
 
     def rejected(self, error: StrandlineError) -> None:
         """Record that a piece or a row was rejected; the ack reports the first rejection."""
@@ -90,23 +90,23 @@ class BatchInFlight:
             for (name, records), start in zip(self._pieces, self._starts, strict=True)
             if start is not None
         )
-        places = sorted(self._offsets)
+        rows = sorted(self._offsets)
         return PutAck(
             sequence=self.sequence,
             ranges=ranges,
-            offsets=tuple(self._offsets[place] for place in places),
-            partitions=tuple(self._partitions[place] for place in places),
+            offsets=tuple(self._offsets[row] for row in rows),
+            partitions=tuple(self._partitions[row] for row in rows),
             duplicates=tuple(sorted(self._duplicates)),
             error=None if self._error is None else to_body(self._error),
         )
 
 
-def rows_of(batch: pa.RecordBatch, places: pa.Array | None, stream_subject: str) -> list[Row]:
+def rows_of(batch: pa.RecordBatch, row_indexes: pa.Array | None, stream_subject: str) -> list[Row]:
     """Return the rows of a checked batch.
 
     Args:
         batch: the rows of one partition.
-        places: the row's indexes in the received batch; None if ``batch`` is all of it.
+        row_indexes: the rows' indexes in the received batch; None if ``batch`` is all of it.
         stream_subject: the stream's subject, used for rows without one.
     """
     count = batch.num_rows
@@ -115,10 +115,15 @@ def rows_of(batch: pa.RecordBatch, places: pa.Array | None, stream_subject: str)
     default = default_subject(stream_subject)
     return [
         Row(
-            place, value, key, subject or default, _with_id(headers, message_id), message_id or None
+            row_index,
+            value,
+            key,
+            subject or default,
+            _with_id(headers, message_id),
+            message_id or None,
         )
-        for place, value, key, subject, headers, message_id in zip(
-            range(count) if places is None else places.to_pylist(),
+        for row_index, value, key, subject, headers, message_id in zip(
+            range(count) if row_indexes is None else row_indexes.to_pylist(),
             columns["value"],
             columns.get("key", nothing),
             columns.get("subject", nothing),

@@ -152,7 +152,7 @@ class PutSession:
     def _take_all(self, read: Callable[[], fl.FlightStreamChunk]) -> None:
         if self._allowance is not None:  # closing the call must not evade a negative quota balance
             self._hold(self._allowance, 0)
-        for place in itertools.count():
+        for sequence in itertools.count():
             self._wait_until(self._has_room)
             self._lifecycle.check()
             if self._is_cancelled():
@@ -164,13 +164,13 @@ class PutSession:
                 return
             except (OSError, pa.ArrowMemoryError) as error:  # invalid lengths or offsets
                 raise InvalidRecordError(f"not valid Arrow data: {error}") from None
-            self._take(place, chunk)
+            self._take(sequence, chunk)
             if self._is_replaced:
                 return
 
-    def _take(self, place: int, chunk: fl.FlightStreamChunk) -> None:
+    def _take(self, sequence: int, chunk: fl.FlightStreamChunk) -> None:
         """Check one batch and pass it to the loop; answer an invalid one at once."""
-        tag = BatchTag(sequence=place)
+        tag = BatchTag(sequence=sequence)
         try:
             self._check_allowed()
             if chunk.app_metadata is not None:
@@ -179,7 +179,7 @@ class PutSession:
                 raise InvalidRecordError("metadata needs at least one row")
             batch = self._checker.check(chunk.data)
             self._update_stream()
-            pieces = self._pieces(batch, tag, spread=place)
+            pieces = self._pieces(batch, tag, spread=sequence)
         except StrandlineError as error:
             self._acks.put(PutAck(sequence=tag.sequence, error=to_body(error)))
             return
@@ -252,13 +252,13 @@ class PutSession:
             UploadedPiece(
                 self._stream.partition(number),
                 rows.drop_columns(["message_id"]) if "message_id" in rows.schema.names else rows,
-                rows_of(rows, places, self._stream.config.subject)
+                rows_of(rows, row_indexes, self._stream.config.subject)
                 if has_ids or is_expected
                 else None,
                 producer,
                 tag.expected_offset,
             )
-            for number, rows, places in split
+            for number, rows, row_indexes in split
         ]
 
     def _submit(self, waiting: BatchInFlight, number: int, piece: UploadedPiece) -> None:
@@ -323,7 +323,7 @@ class PutSession:
 
     def _append_rows(self, waiting: BatchInFlight, piece: UploadedPiece, rows: list[Row]) -> None:
         for row in rows:
-            token = (waiting, row.place)
+            token = (waiting, row.row_index)
             append = partial(
                 piece.partition.append,
                 row.value,

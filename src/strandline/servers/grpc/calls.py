@@ -61,7 +61,7 @@ class MessageSink(Protocol):
 
     @property
     def is_full(self) -> bool:
-        """Whether the sender must wait; call ``Call.let_go`` once there is room again."""
+        """Whether the sender must wait; call ``Call.resume_sender`` once there is room again."""
         ...
 
     def take(self, messages: list[bytes]) -> None:
@@ -241,7 +241,7 @@ class Call:
             self.sink.end_input()
         self._wake()
 
-    def let_go(self) -> None:
+    def resume_sender(self) -> None:
         """Let the sender continue, unless a quota still delays it."""
         if self.held_bytes and self._quota_timer is None:
             held, self.held_bytes = self.held_bytes, 0
@@ -254,16 +254,16 @@ class Call:
         if self._quota_timer is not None:
             self._quota_timer.cancel()
         loop = asyncio.get_running_loop()
-        self._quota_timer = loop.call_later(wait_s, self._held_long_enough, wait_s)
+        self._quota_timer = loop.call_later(wait_s, self._quota_wait_over, wait_s)
 
-    def _held_long_enough(self, wait_s: float) -> None:
+    def _quota_wait_over(self, wait_s: float) -> None:
         self._quota_timer = None
         if wait_s >= WAIT_S_MAX and self.publishes is not None and self.status is None:
             self._hold(self.publishes.publish(0))
             if self._quota_timer is not None:
                 return
         if self._queued_bytes <= INPUT_BYTES_HIGH and not (self.sink and self.sink.is_full):
-            self.let_go()
+            self.resume_sender()
 
     def _wake(self) -> None:
         if self._arrived is not None and not self._arrived.done():
@@ -278,7 +278,7 @@ class Call:
         self._queue.clear()
         self._queued_bytes = 0
         self._count()
-        self.let_go()
+        self.resume_sender()
         return messages
 
     async def receive_one(self) -> bytes:
@@ -356,7 +356,7 @@ class Call:
         """The number of bytes that are queued and not sent."""
         return len(self.output) - self.output_at
 
-    def taken(self, count: int) -> bytes | bytearray:
+    def take_output(self, count: int) -> bytes | bytearray:
         """Remove and return the next bytes to send."""
         data: bytes | bytearray
         if count == len(self.output):
@@ -378,7 +378,7 @@ class Call:
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
         if self.held_bytes and self.sink is not None and not self.sink.is_full:
-            self.let_go()
+            self.resume_sender()
 
     def finish(self, status: GrpcStatus, text: str = "") -> None:
         """End the call with a status once the queued output is sent."""
@@ -539,7 +539,7 @@ class CallMultiplexer:
             conn.outbound_flow_control_window -= count
             stream.outbound_flow_control_window -= count
             self.output.append(data_header(stream_id, count))
-            self.output.append(call.taken(count))
+            self.output.append(call.take_output(count))
             room -= count
         del self.marked[stream_id]
         if call.status is not None:

@@ -69,7 +69,7 @@ def test_rows_carry_their_id_as_a_header():
         )
     )
     rows = rows_of(batch, pa.array([4, 5, 6]), "s.*")
-    assert [item.place for item in rows] == [4, 5, 6]
+    assert [item.row_index for item in rows] == [4, 5, 6]
     assert [item.subject for item in rows] == ["s._"] * 3
     assert [item.headers for item in rows] == [
         [("Nats-Msg-Id", b"i")],

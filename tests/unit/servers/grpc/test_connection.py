@@ -766,7 +766,7 @@ async def test_who_is_full_is_sent_no_more_than_the_window():
         await client.exchange(rounds=2)
     assert client.h2.local_flow_control_window(1) < len(piece)
     sink.is_full = False
-    sink.call.let_go()
+    sink.call.resume_sender()
     await client.exchange()
     assert client.h2.local_flow_control_window(1) > len(piece)
 

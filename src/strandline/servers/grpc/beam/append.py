@@ -257,7 +257,7 @@ class AppendStream:
         if not under_way and call.input_ended:
             call.finish(GrpcStatus.OK)
         elif call.held_bytes and under_way <= DUE_MAX // 2:
-            call.let_go()
+            call.resume_sender()
 
 
 def one_index(sequence: int, index: int) -> bytes:

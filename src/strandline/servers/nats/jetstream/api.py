@@ -302,7 +302,7 @@ class JetStreamApi:
         except UnknownStreamError:
             return None
 
-    def find_quietly(self, name: str) -> JetStreamView | None:
+    def find_or_none(self, name: str) -> JetStreamView | None:
         """Return the stream of a name; None if it does not exist or this broker cannot tell."""
         try:
             return self.find(name)
@@ -311,7 +311,7 @@ class JetStreamApi:
 
     def find_led(self, name: str) -> Partition | None:
         """Return the partition that clients know by a name; None unless this broker leads it."""
-        view = self.find_quietly(name)
+        view = self.find_or_none(name)
         partition = view.partitions[0] if view is not None and view.is_exact else None
         return partition if partition is not None and partition.is_led else None
 

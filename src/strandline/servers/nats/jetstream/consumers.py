@@ -261,9 +261,9 @@ class ConsumerCalls:
     def _review(self) -> None:
         """Stop the consumers of streams that this broker no longer leads."""
         for name, led in list(self._led.items()):
-            view = self._api.find_quietly(name)
+            view = self._api.find_or_none(name)
             if view is None:
-                self._give_up(led, DELETED)
+                self._release(led, DELETED)
             elif not led.is_current(view):
                 self._replaced(led, view)
                 if view.partitions[0].is_led:
@@ -300,7 +300,7 @@ class ConsumerCalls:
             return names
         failed = set()
         for shown in sorted({group.split("/")[1] for group in groups}):
-            view = self._api.find_quietly(shown)
+            view = self._api.find_or_none(shown)
             if view is None or view.stream.name not in names or not view.partitions[0].is_led:
                 continue
             # First, because clients may be acknowledging what the previous leader has delivered.
@@ -317,9 +317,9 @@ class ConsumerCalls:
 
     def _replaced(self, led: LedConsumers, view: JetStreamView) -> None:
         """Stop consumers that a new leadership, or a new stream of the same name, replaces."""
-        self._give_up(led, LEADERSHIP_CHANGE if led.counts_like(view) else DELETED)
+        self._release(led, LEADERSHIP_CHANGE if led.counts_like(view) else DELETED)
 
-    def _give_up(self, led: LedConsumers, why: str) -> None:
+    def _release(self, led: LedConsumers, why: str) -> None:
         self._led.pop(led.name, None)
         for runner in led.runners.values():
             self._api.unfollow_consumer_acks(runner.stream)
@@ -383,7 +383,7 @@ class ConsumerCalls:
             return
         self._removed(led, runner)
         if why == LEADERSHIP_CHANGE:
-            self._give_up(led, why)
+            self._release(led, why)
         elif runner.is_durable:
             self._spawn(self._forget(self._group(runner)))
 
@@ -508,7 +508,7 @@ class ConsumerCalls:
     async def _group_deleted(self, group: str) -> None:
         """Stop the consumer of a deleted group, at whichever broker it runs."""
         _, stream, name = group.split("/", 2)
-        view = self._api.find_quietly(stream)
+        view = self._api.find_or_none(stream)
         try:
             if view is not None and view.partitions[0].is_led:
                 await self._end(await self._loaded(view), name)
@@ -602,7 +602,7 @@ class ConsumerCalls:
 
     def _led_here(self, stream: str) -> tuple[bool, LedConsumers | None]:
         """Return whether this broker leads a stream, and its consumers if they are loaded."""
-        view = self._api.find_quietly(stream)
+        view = self._api.find_or_none(stream)
         if view is None or not view.partitions[0].is_led:
             return False, None
         led = self._led.get(view.name)

@@ -547,8 +547,7 @@ class ConsumerRunner:
             Whether more can be delivered at once.
 
         Raises:
-            StrandlineError, ApiRejection: a read failed; earlier decisions of this round still
-            stand.
+            StrandlineError, ApiRejection: a read failed; earlier decisions of the round remain.
         """
         core, pending, size, read_to_ms = self.core, -1, 0, self._now_ms + ROUND_MS
         while self._outgoing_count < ROUND_MESSAGES and size < ROUND_BYTES:
