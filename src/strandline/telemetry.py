@@ -326,7 +326,7 @@ PARTITION_METRICS = {
 GROUP_METRICS = {
     "position": "Committed offset of the group.",
     "lag_records": "Offsets from the committed offset to the high watermark; 0 if it is beyond.",
-    "oldest_unread_seconds": "Age of the first record from the committed offset on; 0 if none.",
+    "oldest_unread_seconds": "Age of the oldest record from the committed offset on; 0 if none.",
 }
 METRICS = tuple(field for field in dataclasses.fields(Telemetry) if "kind" in field.metadata)
 

@@ -1,6 +1,6 @@
 """The fields of everything that brokers send to each other, to clients, and to their disks.
 
-``wire.txt`` lists them in order, with the name and the place that each has in the encoded bytes: an
+``wire.list`` lists them in order, with the name and the place that each has in the encoded bytes: an
 array has no names, so two fields that change places would still decode. ``GOLDEN_UPDATE=1`` writes
 what is there now into the list: read the difference before a commit.
 """
@@ -28,7 +28,7 @@ from strandline.core.transactions.state import TransactionEntry
 from strandline.storage.checkpoint import Checkpoint
 from strandline.storage.truncation_marker import TruncationMarker
 
-LIST = Path(__file__).with_name("wire.txt")
+LIST = Path(__file__).with_name("wire.list")
 ROOTS = {
     "between brokers: consensus": Envelope,
     "between brokers: handshake": handshake.Hello | handshake.Rejected,

@@ -28,9 +28,9 @@ def to_spark_batches(
     """Combine, slice and cast record batches.
 
     Args:
-        batches: with the columns that ``target`` names, and few others.
+        batches: have the columns that ``target`` names, and perhaps some others.
         target: Spark's Arrow schema: names, order, types and nullability.
-        constants: columns that have one value, as the stream and the partition.
+        constants: columns with one value for all rows, such as the stream and the partition.
     """
     yield from map(SparkCast(target, constants=constants), sized_batches(batches))
 
@@ -100,9 +100,9 @@ class SparkCast:
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """Return a schema without views and 64-bit offsets, in which others may have written a file.
+    """Return a schema without views and 64-bit offsets, which files of other writers may have.
 
-    Arrow keeps a writer's types in the file, and has no filter for views.
+    Arrow stores the writer's types in a file, and cannot filter columns of views.
     """
     return pa.schema([field.with_type(_plain_type(field.type)) for field in schema])
 
@@ -139,7 +139,7 @@ def first_of_each_header(headers: pa.MapArray) -> pa.MapArray:
 
 
 def _size(batch: pa.RecordBatch) -> int:
-    """Return the bytes of a batch: of its buffers, unless it may slice larger ones."""
+    """Return the size of a batch: of its buffers, unless it may be a slice of larger ones."""
     size: int = batch.get_total_buffer_size()  # ``nbytes`` takes forty times as long
     return size if size <= LARGEST_BYTES else batch.nbytes
 

@@ -39,7 +39,7 @@ class RangePartition(InputPartition):
 
     range: OffsetRange
     identity: str
-    """The identity of the stream it was planned on."""
+    """The identity of the stream for which the range was planned."""
 
 
 class StreamSliceReader(DataSourceReader):
@@ -83,7 +83,7 @@ def times_to_offsets(options: ReadOptions, state: StreamExtent, *, name: str) ->
     """Return the offsets of the partitions for which an option gives a time.
 
     Raises:
-        UnknownPartitionError: it names a partition that does not exist.
+        UnknownPartitionError: the option names a partition that does not exist.
     """
     is_start = name == "startingTimestamp"
     times_ns = options.starting_times_ns if is_start else options.ending_times_ns
@@ -98,7 +98,7 @@ def times_to_offsets(options: ReadOptions, state: StreamExtent, *, name: str) ->
 def tasks(
     options: ReadOptions, ranges: Iterable[OffsetRange], *, identity: str
 ) -> list[InputPartition]:
-    """Return Spark's tasks for ranges planned on streams of this identity."""
+    """Return Spark's tasks for ranges of streams with this identity."""
     known = identities(identity)
     return [RangePartition(each, known[options.place(each.partition).stream]) for each in ranges]
 

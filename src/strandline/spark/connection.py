@@ -54,10 +54,10 @@ T = TypeVar("T")
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _WAIT_ROUND_S = 0.1
-"""How long a wait for records of several streams takes to come back to the first of them."""
+"""The time of one round in which all streams of a read are asked for records, one after another."""
 
 CONSTANTS = ("stream", "partition")
-"""Columns of a Spark read that a range has one value of."""
+"""Columns of a Spark read that have the same value in all records of a range."""
 
 # Forked workers must not share their parent's sockets, hence the process id in the key.
 _clients: dict[tuple[int, str], strandline.client.Client] = {}
@@ -66,7 +66,7 @@ _stop: ContextVar[threading.Event | None] = ContextVar("stop", default=None)
 
 @contextlib.contextmanager
 def stopped_by(event: threading.Event) -> Iterator[None]:
-    """End the waits of this context, for a broker that does not answer, once an event is set."""
+    """Let an event end the waits for a broker that does not answer, in this context."""
     token = _stop.set(event)
     try:
         yield
@@ -78,8 +78,8 @@ def _pause(retry: RetryDeadline, error: StrandlineError, *, parent: int) -> None
     """Sleep before the next attempt.
 
     Raises:
-        StrandlineError: ``error`` itself, if it is permanent, failures last for too long, or the
-            user no longer waits.
+        StrandlineError: ``error`` itself, if it is permanent, the timeout has passed, or the
+            user has stopped the query.
     """
     # A worker whose Spark was killed must not retry for minutes.
     if not error.retriable or os.getppid() != parent:
@@ -131,10 +131,10 @@ def with_retries(
 def schema_versions(
     server: str, stream: str, *, kind: ValueFormat, timeout_ms: int
 ) -> Sequence[SchemaVersion]:
-    """Return the versions of a stream's schema, ascending; none if it has no schema.
+    """Return the versions of a stream's schema, ascending; empty if the stream has no schema.
 
     Raises:
-        InvalidConfigError: it is of another format.
+        InvalidConfigError: the schema is for values of another format.
         UnknownStreamError: there is no such stream.
         UnavailableError: the broker could not be reached in time.
     """
@@ -178,7 +178,7 @@ def _several(options: ReadOptions) -> list[StreamInfo]:
 
 
 def matching(names: Iterable[str], pattern: str) -> list[str]:
-    """Return the streams that a glob selects; those of the broker have to be named."""
+    """Return the names that match a glob, without internal streams."""
     return [name for name in names if fnmatchcase(name, pattern) and not is_internal(name)]
 
 
@@ -213,11 +213,11 @@ def identity_of(info: StreamInfo) -> str:
 def offsets_at_times(
     options: ReadOptions, times_ns: TimeSpec, partitions: Iterable[PartitionKey]
 ) -> Offsets:
-    """Return for each partition with a time its first offset stored at or after it, or its end.
+    """Return the first offset stored at or after each partition's time, or the partition's end.
 
     Args:
         options: the options of the read.
-        times_ns: for all partitions, or for some of them.
+        times_ns: one time for all partitions, or a time for some partitions; others are left out.
         partitions: the partitions of the read.
 
     Raises:
@@ -245,7 +245,7 @@ def offsets_at_times(
 def wait_for_records(options: ReadOptions, beyond: Offsets) -> None:
     """Wait until a partition has a record at or after its offset, at most ``longPollMs``.
 
-    Several streams are asked in turn, for a moment each.
+    Several streams are asked one after another, a short time each.
 
     Raises:
         UnknownStreamError: there is no such stream.
@@ -279,10 +279,10 @@ def read_range(
 
     Args:
         options: broker, stream, filters, and the policy for lost records.
-        wanted: partition and offsets, of one stream or of several.
-        columns: columns to read; ``offset`` is added, since a resumed read needs it, and those
-            that are the same for the whole range are left out.
-        identity: the identity of the stream that the range was planned on, or of all of the read.
+        wanted: the partition and its range of offsets.
+        columns: columns to read. ``offset`` is added, since a resumed read needs it; ``CONSTANTS``
+            are left out.
+        identity: the identity of the range's stream, or of all streams of the read.
 
     Raises:
         DataLossError: records of the range were deleted, unless ``failOnDataLoss`` is off; or the
@@ -322,8 +322,8 @@ def read_rows(
     """Yield the records of a range as rows of a schema, in batches of 0.5-2 MiB.
 
     Args:
-        options: as ``read_range``, and errors, too.
-        wanted: partition and offsets.
+        options: as for ``read_range``, which also lists the errors.
+        wanted: the partition and its range of offsets.
         target: columns of records, in Spark's types.
         identity: the identity of the range's stream.
     """
@@ -418,7 +418,7 @@ def _is_lost(left: OffsetRange, state: PartitionExtent) -> bool:
 
 
 def _check_complete(options: ReadOptions, wanted: OffsetRange, *, records: int) -> None:
-    """Check that missing records were not deleted.
+    """Check that no record of a range was deleted during the read, if fewer than expected came.
 
     Raises:
         DataLossError: records were deleted while they were read.

@@ -1,7 +1,7 @@
-"""Names of the headers that pipelines add to records: their source, and why they failed.
+"""Names of the headers that pipelines add to records: the source, and the reason of a failure.
 
-Rule: a derived record carries the three source headers; a copy finds its position by them,
-duplicates are recognised by them, and ``clean`` removes them.
+Rule: a derived record carries the three source headers. By them a copy finds its position and
+readers recognize duplicates; ``clean`` removes them.
 """
 
 SOURCE_STREAM = "Strandline-Source-Stream"
@@ -10,4 +10,4 @@ SOURCE_OFFSET = "Strandline-Source-Offset"
 SOURCE_HEADERS = (SOURCE_STREAM, SOURCE_PARTITION, SOURCE_OFFSET)
 
 ERROR = "Strandline-Error"
-"""In a dead letter: why its value was rejected."""
+"""The header of a dead letter with the reason why its value was rejected."""

@@ -2,11 +2,11 @@
 
 Rules: ``JAVA_HOME`` and ``java`` on the ``PATH`` come before the wheel, but only in a version Spark
 supports. Spark always passes ``--add-modules=jdk.incubator.vector`` (an optional speed-up), and a
-Java image without that module, such as the wheel's, rejects to start. For such an image a *shim* is
+Java image without that module, such as the wheel's, does not start. For such an image a *shim* is
 made: a Java home of symbolic links whose ``bin/java`` drops that argument; Spark's launcher, driver
 and executors all start ``$JAVA_HOME/bin/java``. Must not know Spark's Python API.
 
-Spark's own home gets such links too, see ``spark_home``.
+``spark_home`` makes a home of links for Spark, too.
 """
 
 import hashlib
@@ -81,9 +81,9 @@ def usable_home(home: Path) -> Path:
 def spark_home(package: Path) -> Path:
     """Return a Spark home of links to an installed ``pyspark``, without its directory ``python``.
 
-    Spark puts ``python/lib/pyspark.zip`` of its home before everything else in the path of its
-    Python processes. Python keeps no bytecode of what is in a zip: each of them would compile
-    PySpark again, which takes 0.8 s where importing the package takes 0.3 s.
+    Spark puts ``python/lib/pyspark.zip`` of its home first in the path of its Python processes.
+    Python stores no bytecode for modules in a zip, so each process would compile PySpark again,
+    which takes 0.8 s; importing the package takes 0.3 s.
     """
     try:
         return _linked_home(package, "spark", without="python")
@@ -141,9 +141,9 @@ def _java_output(home: Path, argument: str) -> str:
 def _linked_home(
     home: Path, name: str, *, without: str, finish: Callable[[Path], None] | None = None
 ) -> Path:
-    """Return a directory of links to what is in ``home``, except for one directory of it.
+    """Return a directory of links to everything in ``home`` except the directory ``without``.
 
-    It is built in a temporary directory, completed by ``finish`` and renamed atomically.
+    The directory is built under a temporary name, completed by ``finish`` and renamed atomically.
     """
     home = home.resolve()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "strandline"
@@ -161,7 +161,7 @@ def _linked_home(
     try:
         building.rename(shim)
     except OSError:
-        # Another process made it first, or a broken shim exists; only the latter is an error.
+        # If another process made the directory first, that is no error; a broken one is.
         shutil.rmtree(building)
         if not (shim / "bin").exists():
             raise

@@ -1,6 +1,6 @@
-"""Offsets and times in options: for all partitions, or as JSON for each.
+"""Offsets and times in options: one for all partitions, or JSON with one for each.
 
-Rules: pure; an invalid text is an ``InvalidConfigError`` that names its option and what it takes.
+Rules: pure; an invalid text is an ``InvalidConfigError`` that names the option and the valid forms.
 """
 
 import json
@@ -33,10 +33,10 @@ def parse_timestamp(text: str, *, name: str = "startingTimestamp") -> int:
 
     Args:
         text: the time.
-        name: the option it was given as, for the error.
+        name: the option, for the error.
 
     Raises:
-        InvalidConfigError: it is neither, or outside the years 1678 to 2261.
+        InvalidConfigError: the text is no such time, or is outside the years 1678 to 2261.
     """
     wrong = InvalidConfigError(
         f"option '{name}' must be an ISO 8601 time such as 2013-01-01T10:00:00Z, or Unix "
@@ -58,12 +58,12 @@ def parse_timestamp(text: str, *, name: str = "startingTimestamp") -> int:
 
 
 def parse_offsets(name: str, text: str, *, stream: str | None) -> tuple[OffsetSpec, str | None]:
-    """Parse offsets, which may be those of a checkpoint; also return the identity they say.
+    """Parse offsets, also those of a checkpoint; return them and the stream identity in them.
 
     Args:
         name: the name of the option.
         text: its value.
-        stream: the only stream of the read; None: it has several.
+        stream: the only stream of the read; None: the read has several.
     """
     if text.lower() in ("earliest", "latest"):
         return ("earliest" if text.lower() == "earliest" else "latest"), None
@@ -89,7 +89,13 @@ def parse_offsets(name: str, text: str, *, stream: str | None) -> tuple[OffsetSp
 
 
 def parse_times(name: str, text: str | None, *, stream: str | None) -> TimeSpec | None:
-    """Parse a time for all partitions, or JSON with a time for each; arguments as above."""
+    """Parse a time for all partitions, or JSON with a time for each.
+
+    Args:
+        name: the name of the option.
+        text: its value.
+        stream: the only stream of the read; None: the read has several.
+    """
     if text is None or not text.startswith("{"):
         return parse_timestamp(text, name=name) if text else None
     example = '{"0": "2013-01-01T10:00:00Z"}' if stream else '{"orders/0": "2013-01-01T10:00:00Z"}'
@@ -109,7 +115,7 @@ def _json_object(text: str, wrong: InvalidConfigError) -> dict[str, Any]:
     """Decode a JSON object that is not empty.
 
     Raises:
-        InvalidConfigError: ``wrong``, because it is none.
+        InvalidConfigError: ``wrong``: the text is not such an object.
     """
     try:
         decoded = json.loads(text)
@@ -121,11 +127,11 @@ def _json_object(text: str, wrong: InvalidConfigError) -> dict[str, Any]:
 
 
 def parse_partition(text: str, *, only: str | None) -> PartitionKey | None:
-    """Parse a partition's number, or stream and number, as offsets name it; None: it is neither.
+    """Parse the name of a partition in offsets; None: the text is not such a name.
 
     Args:
-        text: as ``0`` or ``orders/0``.
-        only: the only stream of the read; None: it has several, so the stream has to be named.
+        text: such as ``0`` or ``orders/0``.
+        only: the only stream of the read; None: there are several, so the name needs the stream.
     """
     stream, _, number = text.rpartition("/")
     if not number.isdecimal():

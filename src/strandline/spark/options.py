@@ -2,8 +2,8 @@
 
 Rules: option names are case-insensitive, as Spark's are; a name that is neither ours nor Spark's is
 rejected, because Spark ignores unknown names silently; every invalid value is an
-``InvalidConfigError`` that names the option and what it takes. Must not know Spark or the broker:
-this module turns strings into values.
+``InvalidConfigError`` that names the option and the valid values. Must not know Spark or the
+broker: this module turns strings into values.
 """
 
 import difflib
@@ -120,14 +120,14 @@ _ELSEWHERE = {
     "streams": "stream",
     "subscribepattern": "streamPattern",
 }
-"""Options of Kafka's source and others, which are not misspellings of ours."""
+"""Options of Kafka's and other sources; for them the error suggests our option of this purpose."""
 TableFormat = Literal["parquet", "delta", "iceberg"]
 Envelope = Literal["none", "debezium"]
-"""Whether a value is a row, or an event with the row before and after."""
+"""The form of a value: a row, or an event that has the row before and after a change."""
 ParseMode = Literal["FAILFAST", "PERMISSIVE", "DROPMALFORMED"]
-"""What becomes of a value that cannot be decoded, in the words of Spark's sources."""
+"""How a value that cannot be decoded is handled, in the words of Spark's sources."""
 PartitionBy = Literal["stream", "column"]
-"""Whether a row's partition follows from its key or subject, or from a column."""
+"""How a row's partition is chosen: by the stream's own rule, or by a column."""
 Delivery = Literal["exactlyOnce", "atLeastOnce"]
 Compression = Literal["zstd", "snappy", "gzip", "brotli", "lz4", "lz4_raw", "none", "uncompressed"]
 """Parquet's codecs; the last two, Parquet's word and Spark's, mean none."""
@@ -149,10 +149,10 @@ class ReadOptions:
 
     server: str
     stream: str | None
-    """The only stream; None: several, as the next two say."""
+    """The only stream; None: ``streams`` or ``stream_pattern`` selects several."""
     streams: tuple[str, ...] = ()
     stream_pattern: str | None = None
-    """A glob that names of streams match."""
+    """A glob that selects streams by name."""
     starting_offsets: OffsetSpec = "earliest"
     ending_offsets: OffsetSpec = "latest"
     starting_times_ns: TimeSpec | None = None
@@ -171,9 +171,9 @@ class ReadOptions:
     group: str | None = None
     """The consumer group under which a streaming query commits its progress."""
     output: str | None = None
-    """The output of a streaming query, which its checkpoint belongs to."""
+    """The output of a streaming query; its checkpoint is valid for this output only."""
     identity: str | None = None
-    """Of the stream that the starting or ending offsets belong to, if they say so."""
+    """The identity of the offsets' stream, if the starting or ending offsets contain it."""
     value_format: ValueFormat = "raw"
     value_schema: str | None = None
     """Columns of the values, or their Avro schema; None: by the stream's schema."""
@@ -197,7 +197,7 @@ class ReadOptions:
         return partition if self.stream is not None else PartitionName(stream, partition)
 
     def key_of(self, partition: int | str) -> PartitionKey:
-        """Return the key of a partition that a table of this read names."""
+        """Return the key, in the offsets of this read, of a partition as a table names it."""
         key = parse_partition(str(partition), only=self.stream)
         assert key is not None, partition
         return key
@@ -209,9 +209,9 @@ class WriteOptions:
 
     server: str
     stream: str | None = None
-    """For rows without a stream."""
+    """The stream of rows that name none."""
     subject: str | None = None
-    """For rows without a subject; None: the stream's."""
+    """The subject of rows that have none; None: the stream's default subject."""
     retry_timeout_ms: int = _RETRY_TIMEOUT_MS
     exactly_once: bool = True
     txn_id: str | None = None
@@ -237,12 +237,12 @@ class TableOptions:
     compaction: bool = False
     """Whether commits merge small files."""
     snapshot_age_ms: int = _SNAPSHOT_AGE_MS
-    """How long replaced files stay for readers of older versions."""
+    """How long replaced files are kept for readers of older versions."""
     table_format: TableFormat = "parquet"
     catalog: Mapping[str, str] = field(default_factory=dict)
     """Properties of the Iceberg catalog."""
     storage: Mapping[str, str] = field(default_factory=dict)
-    """Settings of the object store, with references in place of secrets."""
+    """Settings of the object store, with references instead of secrets."""
     values: ValueFormat = "raw"
     value_schema: str | None = None
     """The columns of decoded values: a Spark schema as JSON."""
@@ -250,7 +250,7 @@ class TableOptions:
     avro_writer_schema: str | None = None
     """The schema Avro values were written with, if not ``avro_schema``."""
     stream_schema: bool = False
-    """Whether values are decoded by the schema of ``stream``, as it is when a task begins."""
+    """Whether values are decoded by the schema that ``stream`` has when a task begins."""
     dead_letters: str | None = None
     """The stream for values that cannot be decoded; None: they fail the query."""
     primary_key: tuple[str, ...] = ()
@@ -258,11 +258,12 @@ class TableOptions:
     envelope: Envelope = "none"
     server: str | None = None
     stream: str | None = None
-    """The stream being loaded: named in dead letters, and asked about missing offsets; None:
-    unknown, or rows name theirs in a column.
+    """The loaded stream, for dead letters and to look up missing offsets.
+
+    None: unknown, or named by a column of the rows.
     """
     stream_identity: str | None = None
-    """Its name and creation time, or those of several: the table accepts no other's records."""
+    """Names and creation times of the loaded streams; records of other streams are rejected."""
 
 
 @dataclass(frozen=True)
@@ -279,11 +280,11 @@ class _OptionReader:
         """Check that every name is ours or Spark's.
 
         Args:
-            known: our names.
+            known: the names of our options.
             source: Spark's name of the format.
 
         Raises:
-            InvalidConfigError: naming the option and the nearest of ours.
+            InvalidConfigError: an option is unknown; the message suggests the nearest one.
         """
         if any(name in self.lowered for name in _CATALOG_OPTIONS):
             raise InvalidConfigError(
@@ -343,7 +344,7 @@ class _OptionReader:
             "table of CREATE TABLE ... USING has lost its options: make a TEMPORARY VIEW of it"
         )
         value = self.text("server") or self.text("servers") or self.required("server", hint)
-        # All addresses: a process that starts while one broker is away needs another.
+        # All addresses are kept: a process may start while one of the brokers is down.
         return ",".join(each.strip().removeprefix("grpc://") for each in value.split(","))
 
 
@@ -352,7 +353,7 @@ def parse_read_options(values: Mapping[str, str], *, streaming: bool | None) -> 
 
     Args:
         values: the options from Spark.
-        streaming: whether the read is a streaming one, which cannot have ``endingOffsets``; None:
+        streaming: whether it is a streaming read, which cannot have ``endingOffsets``; None:
             unknown.
 
     Raises:
@@ -467,7 +468,7 @@ def parse_table_options(values: Mapping[str, str]) -> TableOptions:
         compression="none" if compression == "uncompressed" else compression,
         garbage_age_ms=_GARBAGE_AGE_MS if age is None else age,
         file_bytes=options.count("fileBytes") or _FILE_BYTES,
-        # A plain listing, as which plain files may be read, would show both or neither for a while.
+        # Readers may list plain files, and would see old and new files, or neither, for a while.
         compaction=options.flag("compaction", default=table_format != "parquet"),
         snapshot_age_ms=_SNAPSHOT_AGE_MS if snapshots is None else snapshots,
         table_format=table_format,
@@ -493,7 +494,8 @@ def check_upsert(
     """Check that rows can be changed by a primary key, if one is given.
 
     Raises:
-        InvalidConfigError: in plain Parquet, a column twice, or events that are not decoded.
+        InvalidConfigError: the table is plain Parquet, a column is there twice, or events are not
+            decoded.
     """
     lower = [name.lower() for name in key]
     twice = [name for name in key if lower.count(name.lower()) > 1]
@@ -515,16 +517,16 @@ def check_upsert(
 
 
 def origin_metadata(options: ReadOptions) -> dict[str, dict[str, str]]:
-    """Return the metadata of a column that was read; with several streams it names no stream."""
+    """Return the metadata of a column of a read: its stream, if the read has only one."""
     named = {} if options.stream is None else {"stream": options.stream}
     return {ORIGIN: {"server": options.server} | named}
 
 
 def _check_decoding(options: _OptionReader) -> None:
-    """Check that the options about values go together.
+    """Check that the options about values can be combined.
 
     Raises:
-        InvalidConfigError: naming the one that does not.
+        InvalidConfigError: they cannot; the message names the option.
     """
     kind: ValueFormat = options.choice("valueFormat", get_args(ValueFormat))
     for name in ("schema", "writerSchema", "mode"):
@@ -545,10 +547,10 @@ def _check_decoding(options: _OptionReader) -> None:
 
 
 def _streams(options: _OptionReader) -> tuple[str, ...]:
-    """Return the named streams; none if a pattern selects them.
+    """Return the named streams; empty if a pattern selects them.
 
     Raises:
-        InvalidConfigError: names and a pattern, neither, or a name twice.
+        InvalidConfigError: both names and a pattern are given, neither, or a name twice.
     """
     if options.text("streamPattern"):
         if options.text("stream"):

@@ -35,9 +35,9 @@ from strandline.types import PartitionName
 logger = logging.getLogger(__name__)
 
 Offsets = dict[PartitionKey, int]
-"""An offset per partition, partitions ascending; all keys of one read are of one kind."""
+"""An offset for each partition, partitions ascending; all keys of one read have the same form."""
 OTHERS_ADVICE = ", and give the offsets of the others in the old one as startingOffsets"
-"""What a query does that no longer reads one of its streams."""
+"""The advice in an error about a query that no longer reads one of its streams."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,10 @@ class PartitionExtent:
 
     @property
     def end_max(self) -> int:
-        """Return the limit of what can have been committed.
+        """Return the offset below which all committed records are.
 
-        A new leader has stored everything committed, and learns only later that it was committed.
+        It can be above the high watermark: a new leader has all committed records, and learns only
+        later that they are committed.
         """
         return max(self.high_watermark, self.log_end_offset)
 
@@ -76,7 +77,7 @@ class OffsetRange:
 
     @property
     def records_max(self) -> int:
-        """Return the number of records if compaction removed none."""
+        """Return the number of records in the range, unless compaction removed some."""
         return self.stop - self.start
 
 
@@ -85,13 +86,13 @@ class StreamExtent:
     """The partitions of a stream, or of several, as reported by the broker."""
 
     identity: str
-    """Name and creation time, which distinguish a recreated stream; several have commas between."""
+    """Name and creation time of the stream, or of several, separated by commas."""
     partitions: tuple[PartitionExtent, ...]
     is_compacted: bool = False
 
 
 EncodedOffsets = dict[str, int | str]
-"""The offsets in a Spark checkpoint, with the stream's identity."""
+"""The offsets of a Spark checkpoint as JSON values, with the stream's identity."""
 
 
 def encode_offsets(
@@ -104,9 +105,9 @@ def encode_offsets(
     """Encode offsets for Spark: text keys, ascending by partition, the identity last.
 
     Args:
-        offsets: by partition.
+        offsets: the offset of each partition.
         identity: the identity of the stream.
-        began_at: the start of this micro-batch, if the end of the one before does not tell it.
+        began_at: the start of this micro-batch, if it is not the end of the one before.
         output: the query's output, if known.
     """
     encoded: EncodedOffsets = {str(partition): offsets[partition] for partition in sorted(offsets)}
@@ -160,12 +161,12 @@ def joined(extents: Sequence[StreamExtent]) -> StreamExtent:
 
 
 def _partition(text: str) -> PartitionKey | None:
-    """Return the partition that a key of encoded offsets names; None: it names none."""
+    """Return the partition that a key of encoded offsets names; None: the key names none."""
     return parse_partition(text, only="" if text.isdecimal() else None)
 
 
 def _is_ours(encoded: object) -> bool:
-    """Return whether offsets of a checkpoint have our form."""
+    """Return whether a checkpoint's offsets were written by this source."""
     if not isinstance(encoded, Mapping) or not isinstance(encoded.get(IDENTITY), str):
         return False
     return all(
@@ -179,9 +180,10 @@ def beginning_of(
 ) -> Offsets:
     """Return the start of a micro-batch.
 
-    The checkpoint lacks the start of a query's first one: when it is repeated, Spark asks again
-    where to begin, which has moved by then. So its end contains its start. So does the end of a
-    batch with a new stream whose first records were deleted before.
+    A checkpoint does not have the start of a query's first micro-batch. If that batch is repeated,
+    Spark asks again where to begin, and the answer may have changed. So the end of the first batch
+    contains its start. The end of a batch contains its start also if the batch has a new stream
+    whose first records were deleted earlier.
     """
     began_at = end.get(BEGAN_AT)
     if began_at is None:
@@ -195,9 +197,9 @@ def keyed(
     """Return a table's offsets as those of a read, without streams that it does not read.
 
     Args:
-        offsets: by partition, as the table names it.
+        offsets: the offset of each partition, partitions named as in the table.
         options: the options of the read.
-        identity: the identity of its streams.
+        identity: the identity of the read's streams.
     """
     read = identities(identity)
     found = {options.key_of(partition): offset for partition, offset in offsets}
@@ -208,7 +210,7 @@ def check_same_stream(encoded: Mapping[str, int | str], state: StreamExtent) -> 
     """Check that a checkpoint's offsets belong to the current streams, which may be more.
 
     Raises:
-        DataLossError: a stream was deleted, or recreated, or the options name others.
+        DataLossError: a stream was deleted or recreated, or the options no longer name it.
     """
     current = identities(state.identity)
     known = identities(str(encoded[IDENTITY]))
@@ -225,7 +227,7 @@ def check_same_stream(encoded: Mapping[str, int | str], state: StreamExtent) -> 
 
 
 def reads_another(checkpoint: str, name: str) -> str:
-    """Return the error for a stream of several that was deleted, or is no longer named."""
+    """Return the error for a stream that was deleted, or that the options no longer name."""
     return (
         f"{checkpoint} belongs to a query that reads stream {name}, too: to go on without it, "
         f"start with a new checkpoint{OTHERS_ADVICE}"
@@ -236,7 +238,7 @@ def check_same_output(encoded: Mapping[str, int | str], output: str | None) -> N
     """Check that a checkpoint belongs to this output.
 
     Raises:
-        InvalidConfigError: the query wrote to another output, whose records this one would lack.
+        InvalidConfigError: the query wrote its earlier records to another output.
     """
     noted = encoded.get(OUTPUT)
     if output is not None and noted not in (None, output):
@@ -299,7 +301,8 @@ def resolve_offsets(states: Sequence[PartitionExtent], spec: OffsetSpec, *, name
     Args:
         states: every partition of the stream.
         spec: the option's value.
-        name: the option; partitions it does not mention start earliest and end latest.
+        name: the option. Partitions that it does not name start at the earliest offset and end at
+            the latest.
 
     Raises:
         UnknownPartitionError: the user's offsets name a partition that does not exist.
@@ -322,10 +325,10 @@ def resolve_offsets(states: Sequence[PartitionExtent], spec: OffsetSpec, *, name
 def check_known_partitions(
     states: Sequence[PartitionExtent], named: Iterable[PartitionKey], *, name: str
 ) -> None:
-    """Check that an option names only partitions that there are.
+    """Check that an option names only partitions that exist.
 
     Raises:
-        UnknownPartitionError: naming the option and the partition.
+        UnknownPartitionError: a partition does not exist; the message has option and partition.
     """
     known = {state.partition for state in states}
     unknown = set(named) - known
@@ -337,10 +340,10 @@ def check_known_partitions(
 
 
 def with_added(offsets: Offsets, states: Sequence[PartitionExtent]) -> Offsets:
-    """Return a query's offsets, with the beginning of each partition added since.
+    """Return a query's offsets, and a beginning for each partition that was added since.
 
-    A new stream begins where its log does: what was deleted before nobody waited for. Of a known
-    stream's new partition every record is due.
+    A new stream begins at its log start offset, since the query did not wait for records that were
+    deleted earlier. A new partition of a known stream begins at 0, since all its records are due.
     """
     known = {_stream(partition) for partition in offsets}
     added = {
@@ -363,16 +366,16 @@ def high_watermarks(states: Sequence[PartitionExtent]) -> Offsets:
 def available_end(
     states: Sequence[PartitionExtent], options: ReadOptions, *, start: Offsets
 ) -> Offsets:
-    """Return the end of what is committed, never below ``start``.
+    """Return the offsets up to which records are committed, never below ``start``.
 
     Args:
         states: every partition of the stream that the broker knows.
         options: whether lost records are an error.
-        start: an offset per partition; those of added partitions that this broker does not know yet
-            are kept.
+        start: an offset for each partition; the offset of a new partition that this broker does not
+            know yet is kept.
 
     Raises:
-        DataLossError: records after ``start`` are gone, unless ``failOnDataLoss`` is off.
+        DataLossError: records after ``start`` are lost, unless ``failOnDataLoss`` is off.
     """
     end = dict(start)
     for state in sorted(states, key=lambda state: state.partition):
@@ -405,8 +408,8 @@ def check_records_exist(state: PartitionExtent, start: int) -> None:
 def limit_records(start: Offsets, end: Offsets, *, records_max: int) -> Offsets:
     """Reduce ``end`` so that at most ``records_max`` offsets are taken.
 
-    Each partition gives one record, if the limit allows, so that a long backlog of one starves no
-    other; the rest is divided in proportion to the backlogs.
+    One record of each partition is taken, if the limit allows, so that a partition with a long
+    backlog does not hold up the others. The rest is divided in proportion to the backlogs.
     """
     available = {partition: end[partition] - start[partition] for partition in end}
     if sum(available.values()) <= records_max:
@@ -430,8 +433,8 @@ def limit_bytes(
 ) -> Offsets:
     """Reduce ``end`` so that about ``bytes_max`` bytes are taken.
 
-    Estimated by the average size of each partition's records; at least one record is taken if there
-    is one.
+    The bytes are estimated by the average size of each partition's records. At least one record is
+    taken if there is one.
     """
     available = {partition: end[partition] - start[partition] for partition in end}
     total = waiting_bytes(start, end, states=states)
@@ -495,12 +498,12 @@ def _checked_start(state: PartitionExtent, start: int, options: ReadOptions) -> 
 
 
 def _check_data_loss(state: PartitionExtent, start: int, options: ReadOptions) -> None:
-    """Reject to continue without lost records, or log that they are lost."""
+    """Raise an error if records before ``start`` are lost; only log it if the options allow it."""
     if options.fail_on_data_loss:
         check_records_exist(state, start)
     elif start < state.log_start_offset:
         logger.warning(
-            "records %d to %d of partition %d were deleted before they were read: going on "
+            "records %d to %d of partition %d were deleted before they were read: continuing "
             "without them",
             start,
             state.log_start_offset,

@@ -1,8 +1,8 @@
 """The progress of a streaming query, committed as offsets of a consumer group for monitoring.
 
 Rules: metrics and ``strandline group info`` show these offsets; the query itself starts from its
-checkpoint. A commit must neither end nor delay a query: one that is not possible now is made with
-the next micro-batch, and a rejected one is not repeated. Must not know Spark.
+checkpoint. A commit must neither end nor delay a query: if it is not possible now, the next
+micro-batch commits; if it was rejected, no further commits are tried. Must not know Spark.
 """
 
 import contextlib
@@ -27,8 +27,8 @@ def failure_noted(server: str, groups: Iterable[str], stop: threading.Event) -> 
 
     Args:
         server: the server of the pipeline.
-        groups: to which it commits its progress.
-        stop: whether the user has stopped it: errors are of no interest then.
+        groups: the consumer groups to which the pipeline commits its progress.
+        stop: set once the user has stopped the pipeline; errors are then ignored.
     """
     names = set(groups)
     _note(server, names, "")

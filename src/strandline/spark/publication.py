@@ -20,23 +20,23 @@ class Part:
     txn_id: str
     batch: int
     ref: str
-    """Empty if the batch is already committed."""
+    """A reference to the part, for the commit; empty if the batch is already committed."""
     fingerprint: Fingerprint
 
 
 def begin_stage(
     server: str, batch: tuple[str, int], *, timeout_ms: int, stage_timeout_ms: int
 ) -> StagedWrite:
-    """Begin to stage rows; leaving the context discards what was not finished.
+    """Begin to stage rows; leaving the context discards a part that was not finished.
 
     Args:
-        server: a broker.
-        batch: transaction id and number.
+        server: the address of a broker.
+        batch: transaction id and batch number.
         timeout_ms: how long a broker may be unreachable before this is an error.
-        stage_timeout_ms: how long staged rows wait to be committed.
+        stage_timeout_ms: how long staged rows wait to be committed before they are discarded.
 
     Raises:
-        StrandlineError: no broker in time, or a later batch is committed.
+        StrandlineError: no broker answered in time, or a later batch is committed.
     """
     return with_retries(
         server,
@@ -49,13 +49,13 @@ def publish(server: str, parts: Sequence[Part], *, timeout_ms: int) -> None:
     """Make the rows of all parts visible at once; has no effect when repeated.
 
     Args:
-        server: a broker.
-        parts: the parts of one batch; those without rows are left out.
+        server: the address of a broker.
+        parts: the parts of one batch; parts without rows are left out.
         timeout_ms: how long a broker may be unreachable.
 
     Raises:
-        StrandlineError: the batch is committed with other rows, a later one is committed, or a part
-            does not exist.
+        StrandlineError: the batch is committed with other rows, a later batch is committed, or a
+            part does not exist.
     """
     wrote = [part for part in parts if part.fingerprint.rows]
     if not wrote:

@@ -15,7 +15,7 @@ def check_spark_version() -> None:
     """Check that this Spark supports Python data sources as needed.
 
     Raises:
-        InvalidConfigError: naming its version, and which to install.
+        InvalidConfigError: Spark is too old; the message names its version and a sufficient one.
     """
     numbers = pyspark.__version__.split(".")[:2]
     if tuple(map(int, numbers)) < _OLDEST:

@@ -29,9 +29,9 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 }
 """Columns a row may have, with their types."""
 STREAM_COLUMN = "stream"
-"""The column that names the stream of each row, where they differ."""
+"""The column that names the stream of each row."""
 IGNORED_COLUMNS = ("partition", "offset", "timestamp")
-"""Set by the broker, so that rows read from one stream can be written to another."""
+"""Columns that rows may have and the broker sets anew, so that rows of a read can be written."""
 _WORD = 1 << 64
 
 
@@ -60,7 +60,7 @@ class RoutedRows(NamedTuple):
 
     stream: str
     partition: int | None
-    """None: each row is routed by its key or subject."""
+    """The partition of the rows; None: each row is routed by its key or subject."""
     rows: pa.RecordBatch
 
 
@@ -98,11 +98,11 @@ class RowRouter:
             yield RoutedRows(name, partition, mine)
 
     def producers(self, client: Client, *, timeout_s: float) -> "StreamProducers":
-        """Return producers by stream, made on first use."""
+        """Return an object with a producer for each stream, made on first use."""
         return StreamProducers(client, timeout_s)
 
     def _ways(self, batch: pa.RecordBatch) -> list[tuple[str | None, int | None]]:
-        """Return the distinct streams and partitions of a batch, by their first rows."""
+        """Return the distinct streams and partitions of a batch, in order of first occurrence."""
         columns = {}
         if self._by_stream:
             columns[STREAM_COLUMN] = batch.column(STREAM_COLUMN)
@@ -129,7 +129,7 @@ class RowRouter:
         return mask
 
     def _prepared(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the columns to append; rows without a subject get the option's."""
+        """Return the columns to append; rows without a subject get the subject in the options."""
         chosen = batch.select(self._columns)
         if self._options.subject is None:
             return chosen
@@ -172,8 +172,8 @@ def check_columns(schema: StructType, options: WriteOptions) -> None:
     """Check that rows can be appended as records.
 
     Raises:
-        InvalidConfigError: no value, an unknown column, a type that a record cannot have, or no
-            stream to write to.
+        InvalidConfigError: there is no column ``value``, an unknown column, a type that a record
+            cannot have, or no stream to write to.
     """
     names = schema.fieldNames()
     if "value" not in names:

@@ -38,7 +38,7 @@ _CHECKPOINTS = (
 )
 
 _INITIALIZING = "Initializing sources"
-"""Spark's status message of a query that is starting."""
+"""Spark's status message for a query that is starting."""
 _STATUS_POLL_S = 0.1
 _STDERR = 2
 _CHUNK_BYTES = 1 << 16
@@ -71,7 +71,7 @@ LAPTOP: dict[str, str] = {
 }
 
 QUICK_JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-"""For jobs of a minute or less, such as tests: starts sooner, runs at half the speed later."""
+"""Settings for jobs of a minute or less, such as tests: a faster start, half the speed later."""
 
 QUICK_START: dict[str, str] = {"spark.driver.extraJavaOptions": QUICK_JAVA}
 
@@ -128,9 +128,9 @@ def spark_session(
 
 
 def _use_spark_home(settings: Mapping[str, str]) -> None:
-    """Set ``SPARK_HOME`` to one whose Python processes start sooner, unless it is set.
+    """Set ``SPARK_HOME`` to a home whose Python processes start sooner, unless it is set.
 
-    Another Python than this one may have no PySpark but that of Spark's home.
+    Not if workers run another Python, which may have no PySpark except the one in Spark's home.
     """
     pythons = {
         os.environ["PYSPARK_PYTHON"],
@@ -157,7 +157,7 @@ def _forward(source: int) -> None:
 
 
 def silence_spark(spark: SparkSession) -> None:
-    """Print nothing more of a session that is about to be stopped.
+    """Stop forwarding Java's standard error, for a session that is about to be stopped.
 
     Spark and its Python processes report each task that is abandoned with a stack trace.
     """
@@ -174,10 +174,10 @@ def kill_spark() -> None:
 
 
 def wait_for_sources(query: StreamingQuery, *, timeout_s: float = 60.0) -> None:
-    """Wait until a query that was just started has its sources, or has failed.
+    """Wait until the sources of a query that was just started run, or the query has failed.
 
-    Spark starts a Python process for each and gives it 10 s to connect, however many start at once:
-    "Python worker failed to connect back". So the next query is started after this.
+    Spark starts a Python process for each source and gives it 10 s to connect, however many start
+    at once ("Python worker failed to connect back"). So start the next query after this wait.
     """
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:

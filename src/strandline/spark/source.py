@@ -57,11 +57,12 @@ class StrandlineSource(DataSource):
         return "strandline"
 
     def schema(self) -> StructType:
-        """Return the columns of a record; the metadata of ``offset`` name the stream.
+        """Return the columns of a record; the metadata of ``offset`` names the stream.
+
+        Spark calls this when the read is loaded.
 
         Raises:
-            InvalidConfigError: an invalid option: Spark asks for the schema when the read is
-                loaded.
+            InvalidConfigError: an option is invalid.
         """
         from strandline.spark.options import parse_read_options
 
@@ -80,7 +81,7 @@ class StrandlineSource(DataSource):
         """Return a batch reader.
 
         Raises:
-            InvalidConfigError: an invalid option, or a column that records do not have.
+            InvalidConfigError: an option is invalid, or records lack a requested column.
         """
         from strandline.spark.batch_reader import StreamSliceReader
         from strandline.spark.options import parse_read_options
@@ -90,9 +91,9 @@ class StrandlineSource(DataSource):
         return StreamSliceReader(options, schema)
 
     def streamReader(self, schema: StructType) -> "StreamFollowReader | RefusedStreamReader":  # noqa: N802 -- Spark's name
-        """Return a streaming reader; one whose methods raise, after an invalid option or column.
+        """Return a streaming reader; its methods raise the error of an invalid option or column.
 
-        Raised here, the error would be lost: Spark 4.3 then fails with an ``UnboundLocalError``.
+        An error that is raised here would be lost: Spark 4.3 fails with an ``UnboundLocalError``.
         """
         from strandline.spark.options import parse_read_options
         from strandline.spark.stream_reader import RefusedStreamReader, StreamFollowReader
@@ -108,7 +109,7 @@ class StrandlineSource(DataSource):
         """Return a batch writer.
 
         Raises:
-            InvalidConfigError: an invalid option or column, or a request to overwrite.
+            InvalidConfigError: an option or column is invalid, or the mode is overwrite.
         """
         from strandline.spark.options import parse_write_options
         from strandline.spark.writer import BatchAppendWriter
@@ -120,7 +121,7 @@ class StrandlineSource(DataSource):
         """Return a streaming writer.
 
         Raises:
-            InvalidConfigError: an invalid option or column, or complete output mode.
+            InvalidConfigError: an option or column is invalid, or the output mode is complete.
         """
         from strandline.spark.options import parse_write_options
         from strandline.spark.writer import StreamAppendWriter
@@ -130,16 +131,16 @@ class StrandlineSource(DataSource):
 
 
 def columns_of(options: ReadOptions) -> dict[str, DataType]:
-    """Return the columns that a read has if the user names none: ``stream`` only with several.
+    """Return the columns of a read for which the user names none; ``stream`` only with several.
 
-    A sink takes that column for the stream to write to, and a copy of one stream has none.
+    A sink writes rows to the stream in this column, so a read of one stream must not have it.
     """
     several = options.stream is None
     return {name: kind for name, kind in COLUMNS.items() if several or name != "stream"}
 
 
 def fields_of(options: ReadOptions) -> list[StructField]:
-    """Return all columns that a read has if the user names none.
+    """Return all columns, also decoded ones, of a read for which the user names none.
 
     Raises:
         InvalidConfigError: the columns of decoded values are not known.
@@ -184,10 +185,10 @@ def check_columns(schema: StructType, options: ReadOptions) -> None:
 
 
 def reject_overwrite(*, overwrite: bool) -> None:
-    """Reject to replace records.
+    """Raise an error for the mode overwrite: streams are only appended to.
 
     Raises:
-        InvalidConfigError: if ``overwrite``.
+        InvalidConfigError: ``overwrite`` is true.
     """
     if overwrite:
         raise InvalidConfigError(

@@ -1,10 +1,10 @@
 """The streaming read: follows a stream micro-batch by micro-batch.
 
 Rules: Spark keeps the offsets; between calls this reader remembers only the target of an
-``availableNow`` run, so that a replayed batch reads what the first attempt read. Ends never lie
-below starts and have ascending partitions, because Spark compares them as text and accepts going
-backwards silently. Spark never calls ``stop`` (measured), so nothing depends on it. ``planning``
-plans, ``connection`` fetches.
+``availableNow`` run, so that a replayed batch reads the records of the first attempt. An end is
+never below its start, because Spark would accept that silently; its partitions are ascending,
+because Spark compares offsets as text. Spark never calls ``stop`` (measured), so nothing depends on
+it. ``planning`` plans, ``connection`` fetches.
 """
 
 import time
@@ -53,7 +53,7 @@ class RefusedStreamReader(DataSourceStreamReader):
     """A streaming reader with invalid options or columns: every method raises the error.
 
     Args:
-        error: the error.
+        error: the error to raise.
     """
 
     def __init__(self, error: StrandlineError) -> None:
@@ -94,10 +94,10 @@ class StreamFollowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return encode_offsets(first, identity=state.identity)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 -- Spark's name
-        """Return the user's limit; Spark takes one kind, and ``latestOffset`` adds the other.
+        """Return one of the user's limits: Spark takes only one, ``latestOffset`` adds the other.
 
-        Never all available: Spark requests that for the trigger ``once``, which nothing else
-        distinguishes.
+        Never return "all available": Spark passes that limit for the trigger ``once``, which cannot
+        be recognized otherwise.
         """
         if self.options.records_per_trigger_max is not None:
             return ReadMaxRows(self.options.records_per_trigger_max)
@@ -107,7 +107,7 @@ class StreamFollowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: EncodedOffsets, limit: ReadLimit) -> EncodedOffsets:  # noqa: N802 -- Spark's name
         """Return the end of the next micro-batch; waits a little if there is nothing to read."""
-        # ``availableNow`` and ``once`` have no later trigger for the rest.
+        # After ``availableNow`` and ``once`` no later trigger would read the rest.
         goes_on = self.final_offsets is None and not isinstance(limit, ReadAllAvailable)
         state, begin, end = self._next_records(start, may_wait=goes_on)
         if (goes_on and self._is_too_little(begin, end, state)) or end == begin:
@@ -120,7 +120,7 @@ class StreamFollowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             bytes_max = self.options.bytes_per_trigger_max
             end = limit_bytes(begin, end, bytes_max=bytes_max, states=state.partitions)
         before = offsets_of(start, self.options)
-        # A new stream may begin above 0, which the checkpoint does not tell either.
+        # A new stream may begin above 0; the checkpoint does not have that start, either.
         is_untold = before == self.initial_offsets or any(
             offset > 0 for partition, offset in begin.items() if partition not in before
         )
@@ -139,7 +139,7 @@ class StreamFollowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return encode_offsets(high_watermarks(state.partitions), identity=state.identity)
 
     def partitions(self, start: EncodedOffsets, end: EncodedOffsets) -> list[InputPartition]:
-        """Return the tasks of a micro-batch, a function of its offsets alone."""
+        """Return the tasks of a micro-batch; they depend only on its offsets."""
         # A restarted query repeats its planned micro-batch here. The end is checked, since the
         # start of the first one may have been resolved again.
         state = self._state_for(end)
@@ -196,7 +196,7 @@ class StreamFollowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if is_enough or waited_ms >= self.options.trigger_delay_ms_max:
             self.waiting_since = None
             return False
-        # Records that are held back would end the wait at once.
+        # Sleep, not a long poll: the records already waiting would end a long poll at once.
         time.sleep(min(_RECHECK_S, self.options.long_poll_ms / 1000))
         return True
 

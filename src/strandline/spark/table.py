@@ -43,14 +43,14 @@ class TableSummary:
     files: int
     rows: int
     offsets: dict[PartitionId, int]
-    """For each partition the offset up to which it is committed, exclusive."""
+    """The offset up to which each partition is committed, exclusive."""
 
 
 Storage = Mapping[str, str] | None
 
 
 def read_table(path: str, *, storage: Storage = None) -> "pyarrow.dataset.Dataset":
-    """Return the rows committed now.
+    """Return the rows that are committed at the time of the call.
 
     Args:
         path: the table's directory, or its URL in an object store.
@@ -58,9 +58,9 @@ def read_table(path: str, *, storage: Storage = None) -> "pyarrow.dataset.Datase
 
     Raises:
         InvalidRequestError: there is no table, or nothing is committed yet.
-        DataLossError: a committed file is gone.
+        DataLossError: a committed file is missing.
     """
-    # Imported here: it brings pandas along, which costs every Spark worker half a second.
+    # Imported here: it also imports pandas, which would cost every Spark worker half a second.
     import pyarrow.dataset
 
     files = _files(path, storage)
@@ -80,7 +80,7 @@ def committed_files(path: str, *, storage: Storage = None) -> list[str]:
 
     Raises:
         InvalidRequestError: there is no table, or nothing is committed yet.
-        DataLossError: a committed file is gone.
+        DataLossError: a committed file is missing.
     """
     files = _files(path, storage)
     return [files.directory.locate(file) for file in live_files(_manifests(files))]
@@ -150,9 +150,9 @@ def commit(
     Args:
         store: the table.
         proposal: what to commit.
-        explain: adds the stream's record counts where offsets are missing after a state.
-        prepare: makes of staged changes the files that are to be published after what was loaded.
-        garbage_age_ms: older uncommitted staged files are removed on the way.
+        explain: adds, for offsets missing after a state, how many records the stream has there.
+        prepare: turns staged changes into the files to publish, given what was loaded so far.
+        garbage_age_ms: uncommitted staged files that are older are removed.
 
     Returns:
         True if this call committed; False if the same batch was committed before, in which case
@@ -160,7 +160,7 @@ def commit(
 
     Raises:
         InvalidRequestError: the batch or its offsets are committed with other content.
-        DataLossError: the table would get a gap, or a staged file is gone.
+        DataLossError: the table would get a gap, or a staged file is missing.
     """
     pauses_s = iter(store.directory.retry_pauses_s)
     attempts = 0
@@ -169,7 +169,7 @@ def commit(
             loaded = store.load()
             decision = decide(loaded.state, explain(loaded.state, proposal))
             if not isinstance(decision, TableState):
-                # An attempt of ours whose answer was lost may have committed these very files.
+                # An earlier attempt whose answer was lost may have committed the files.
                 if not (attempts and store.directory.in_place):
                     store.directory.discard(sorted(_staged(proposal)))
                 return False
@@ -182,7 +182,7 @@ def commit(
             if not store.directory.in_place:
                 store.directory.discard(sorted(_staged(prepared) - _staged(proposal)))
         except UnavailableError:
-            # To decide anew is safe, also if the attempt takes effect later: its number is taken.
+            # Deciding again is safe: if the lost attempt takes effect later, its number is taken.
             pause_s = next(pauses_s, None)
             if pause_s is None:
                 raise

@@ -1,9 +1,9 @@
 """Reads whose values are decoded inside the source: the option ``valueFormat``.
 
-Rules: whole batches become Arrow columns, not row by row; the record's own columns get an
-underscore, as in a load. The stream's schema is looked up when a read is loaded, for its columns,
-and in each task, so that a version that was set before its values were published is known. Must not
-know Spark's readers.
+Rules: batches are decoded as a whole, not row by row; the record's own columns get an underscore,
+as in a load. The stream's schema is looked up twice: when a read is loaded, for its columns, and in
+each task, to know every version that was set before its values were published. Must not know
+Spark's readers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ from strandline.values.evolution import given_versions
 from strandline.values.schema import SchemaVersion
 
 ERROR_COLUMN = "_error"
-"""Why a value was not decoded, in mode PERMISSIVE."""
+"""The column with the reason why a value was not decoded, in mode PERMISSIVE."""
 _OWN = {f"{RECORD_PREFIX}{name}": name for name in ("stream", *RECORD_COLUMNS)}
 
 
@@ -38,10 +38,11 @@ def decoded_columns(options: ReadOptions, records: dict[str, DataType]) -> list[
 
     Args:
         options: the options of the read.
-        records: the columns of records that it has.
+        records: the record's own columns in this read.
 
     Raises:
-        InvalidConfigError: the columns of values are not known, or cannot be read or told apart.
+        InvalidConfigError: the columns of values are not known or cannot be read, or two have one
+            name.
         UnknownStreamError: there is no such stream.
     """
     values = _value_columns(options)
@@ -84,7 +85,7 @@ def check_decoded_columns(schema: StructType, known: Sequence[StructField]) -> N
 def decoded_rows(
     options: ReadOptions, wanted: OffsetRange, target: pa.Schema, *, identity: str
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the records of a range with their values decoded; otherwise as ``read_rows``.
+    """Yield the records of a range with decoded values; otherwise like ``read_rows``.
 
     Raises:
         InvalidRecordError: a value cannot be decoded, in mode FAILFAST.
@@ -122,7 +123,7 @@ def _is_value(name: str) -> bool:
 
 
 def _joined(batch: pa.RecordBatch, found: Decoded, target: pa.Schema) -> pa.RecordBatch:
-    """Return the rows of a batch; with a column for reasons, rejected values are rows of nulls."""
+    """Return the rows of a batch. With the column for reasons, bad values become rows of nulls."""
     sources, bad = found.sources, []
     if ERROR_COLUMN in target.names:
         bad = found.bad
@@ -148,7 +149,7 @@ def _joined(batch: pa.RecordBatch, found: Decoded, target: pa.Schema) -> pa.Reco
 
 
 def _value_columns(options: ReadOptions) -> pa.Schema:
-    """Return the columns of the values: of the option, or of the stream's schema."""
+    """Return the columns of the values, from the option or the stream's schema."""
     if options.value_schema is None:
         if options.stream is None:
             raise InvalidConfigError(
@@ -171,7 +172,7 @@ def _versions(options: ReadOptions, stream: str) -> Sequence[SchemaVersion]:
     """Return the versions of a stream's schema, at least one.
 
     Raises:
-        InvalidConfigError: there is none, or it is of another format.
+        InvalidConfigError: the stream has no schema, or one for values of another format.
     """
     if options.value_format == "arrow":
         return ()

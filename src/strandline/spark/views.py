@@ -3,9 +3,9 @@
     from strandline.spark.views import register_views
     register_views(spark, server="localhost:9293")
 
-Rules: a catalog (``spark.sql.catalog.strandline``) has to be a Java class, which Python cannot be,
-so the views are global temporary ones, in the database that Spark keeps them in: ``strandline`` in
-sessions of ``spark_session``. Works with classic sessions and Spark Connect, since it is SQL only.
+Rules: a catalog (``spark.sql.catalog.strandline``) would have to be a Java class, so these are
+global temporary views, in Spark's database for such views: it is called ``strandline`` in sessions
+of ``spark_session``. Only SQL is used, so this works with classic sessions and Spark Connect.
 """
 
 from collections.abc import Mapping
@@ -24,10 +24,10 @@ def register_views(
     pattern: str = "*",
     options: Mapping[str, str] | None = None,
 ) -> list[str]:
-    """Register a view of each stream, and return their names, as SQL takes them.
+    """Register a view of each stream, and return the views' names, as SQL needs them.
 
-    A view has the records up to the moment of its first use, as every DataFrame of a stream; call
-    this again for newer ones, and for new streams.
+    A view has the records up to the moment of its first use, like every DataFrame of a stream; call
+    this again for newer records and new streams.
 
     Args:
         spark: the session; other sessions of its application see the views, too.

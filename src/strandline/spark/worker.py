@@ -1,7 +1,7 @@
 """Helpers for Spark's Python workers.
 
-Rule: they affect the worker's whole process, so they are called in tasks only, never in the process
-of a user who calls the same code.
+Rule: these functions affect the whole process, so they are called only in tasks, never in a user's
+own process.
 """
 
 import gc
@@ -14,10 +14,10 @@ _settled = False
 
 
 def settle() -> None:
-    """Freeze the objects that exist before this worker's first task of ours.
+    """Exclude objects that exist before this worker's first task from garbage collection.
 
-    Spark runs the garbage collector after every task. Most of what it scans are loaded modules,
-    which never become garbage: 43 ms of CPU per task.
+    Spark runs the garbage collector after every task. Mostly it scans loaded modules, which never
+    become garbage, for 43 ms of CPU per task.
     """
     global _settled  # noqa: PLW0603  of the process, as the collector is
     if not _settled and TaskContext.get() is not None:

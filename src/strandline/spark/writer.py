@@ -1,11 +1,11 @@
 """Appends rows to streams, from batch jobs and streaming queries: exactly once, or at least once.
 
-Rules: exactly once: tasks *stage* rows, which no reader sees, and the driver commits those of the
-attempts that Spark chose in one step, under (transaction id, batch): the query's id and Spark's
-batch number, unless ``txnId`` is given. A batch that is already committed is acknowledged if its
-fingerprint is the same. ``abort`` does nothing, because Spark also calls it after a commit that
-succeeded without an answer; uncommitted parts expire. At least once: a task's rows are acknowledged
-before it ends, and a repeated task appends them again. ``rows`` routes rows.
+Rules: exactly once: tasks *stage* rows, which no reader sees. In one step the driver commits the
+rows of the attempts that Spark chose, under a transaction id and a batch number: the query's id and
+Spark's batch number, unless ``txnId`` is given. A batch that is already committed is acknowledged
+if its fingerprint is the same. ``abort`` does nothing, because Spark also calls it after a commit
+whose answer was lost; uncommitted parts expire. At least once: a task's rows are acknowledged
+before the task ends, and a repeated task appends them again. ``rows`` routes rows.
 """
 
 import uuid
@@ -43,7 +43,7 @@ class StagedAppend(WriterCommitMessage):
 
 
 class _Appender:
-    """The common part of both writers, for tasks and driver."""
+    """The common base of the batch writer and the streaming writer, for tasks and driver."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         check_columns(schema, options)
@@ -81,7 +81,7 @@ class _Appender:
         return StagedAppend(Part(txn_id=txn_id, batch=batch, ref=ref, fingerprint=fingerprint))
 
     def publish(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Commit everything that the chosen attempts staged; has no effect when repeated."""
+        """Commit the rows that the chosen attempts staged; a repeated call has no effect."""
         parts = [message.part for message in messages if isinstance(message, StagedAppend)]
         publish(self.options.server, parts, timeout_ms=self.options.retry_timeout_ms)
 

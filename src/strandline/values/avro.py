@@ -48,7 +48,7 @@ _DECIMAL = "decimal"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _FIXED_BYTES_MAX = (1 << 31) - 1
 DEPTH_MAX = 64
-"""How deeply the JSON of a schema may be nested: fastavro parses it recursively, in C."""
+"""How deeply the JSON of a schema may be nested: fastavro parses it by recursion in C."""
 SINGLE_OBJECT = b"\xc3\x01"
 """The mark of Avro's single-object encoding, before the fingerprint of the schema."""
 _FINGERPRINT_BYTES = 8
@@ -98,7 +98,7 @@ def value_reader(avro_schema: str | None, writer_schema: str | None) -> ReadValu
         except SchemaResolutionError as error:
             raise ValueError(f"the schemas of reader and writer do not fit: {error}") from error
         except (EOFError, IndexError, KeyError) as error:
-            # An IndexError is an early end, too, or a number of a choice that there is not.
+            # An IndexError means an early end, too, or the number of a choice that does not exist.
             raise ValueError(
                 "not Avro of this schema: the value ends early, or names a choice of a union or "
                 "enum that there is not"
@@ -119,8 +119,8 @@ def value_reader(avro_schema: str | None, writer_schema: str | None) -> ReadValu
 def versions_reader(versions: Sequence[SchemaVersion]) -> ReadValue:
     """Return a function that decodes a value to the newest version of a stream's schema.
 
-    A framed value (Avro's single-object encoding, or a registry's) names its version. Any other is
-    read with the newest version that fits it.
+    A framed value (Avro's single-object encoding, or a registry's) names its version. Any other
+    value is read with the newest version that fits.
 
     Args:
         versions: the versions of the stream, ascending.
@@ -152,7 +152,7 @@ def versions_reader(versions: Sequence[SchemaVersion]) -> ReadValue:
 
 
 def _frame_of(value: bytes) -> str:
-    """Return what to say of a frame that names no version."""
+    """Return the part of an error about a frame that names no version; empty without a frame."""
     if value.startswith(SINGLE_OBJECT) and len(value) >= len(SINGLE_OBJECT) + _FINGERPRINT_BYTES:
         return "the fingerprint of its frame is of no version, and "
     if (number := framed_id(value)) is not None:
@@ -161,7 +161,7 @@ def _frame_of(value: bytes) -> str:
 
 
 def fingerprint(avro_schema: str) -> bytes:
-    """Return the fingerprint of a schema as single-object encoding has it."""
+    """Return the fingerprint of a schema, as the bytes that single-object encoding writes."""
     canonical = fastavro.schema.to_parsing_canonical_form(_decoded(avro_schema))
     return bytes.fromhex(fastavro.schema.fingerprint(canonical, "CRC-64-AVRO"))
 
@@ -186,7 +186,7 @@ def _translated() -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """Return what is wrong with a schema, where fastavro says one word."""
+    """Return a sentence about an error of fastavro, whose own text may be only one word."""
     if isinstance(error, fastavro.schema.UnknownType):
         return f"unknown type {error.name!r}"
     if isinstance(error, KeyError):
@@ -223,7 +223,7 @@ def _too_deep() -> InvalidConfigError:
 def _as_stored(schema: Any) -> Any:
     """Remove logical types whose columns have the underlying type.
 
-    fastavro would make Python objects of them, such as a time of day, which no such column takes.
+    For such types, as a time of day, fastavro makes Python objects, which the columns cannot hold.
     """
     if isinstance(schema, list):
         return [_as_stored(each) for each in schema]

@@ -1,7 +1,7 @@
 """Columns as Spark writes them (``id BIGINT, tags ARRAY<STRING>``), to Arrow's types and back.
 
-Rules: the types that tables keep; anything else is an error that names it. Comments are passed
-over. Must not know Spark, tables or streams.
+Rules: only types that tables can keep are known; any other is an error that names it. Comments are
+ignored. Must not know Spark, tables or streams.
 """
 
 import difflib
@@ -43,9 +43,9 @@ _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 DEPTH_MAX = 32
 """How deeply types may be nested."""
 COLUMNS_MAX = 2_000
-"""How many columns there may be, those within structs, arrays and maps counted one by one."""
+"""The largest number of columns; those within structs, arrays and maps are counted, too."""
 NAMES_CHARACTERS_MAX = 64 << 10
-"""How long the names of all of them may be together."""
+"""The largest number of characters of all columns' names together."""
 
 
 def parse_columns(text: str) -> pa.Schema:
@@ -70,7 +70,7 @@ def parse_type(text: str) -> pa.DataType:
 
 
 def arrow_schema(columns: Iterable[SchemaColumn]) -> pa.Schema:
-    """Return the columns of a stream's schema as Arrow's; each may be null, as in a table."""
+    """Return the columns of a stream's schema as Arrow fields; all may be null, as in a table."""
     return pa.schema([(column.name, parse_type(column.type)) for column in columns])
 
 
@@ -81,7 +81,8 @@ def check_size(schema: pa.Schema) -> None:
     more columns than fit into memory.
 
     Raises:
-        InvalidConfigError: too many of them, too long names, or types that are nested too deeply.
+        InvalidConfigError: there are too many columns, the names are too long, or types are nested
+            too deeply.
     """
     columns = characters = 0
     # Depth first, so that it ends at a limit before it holds more than a few paths.
@@ -109,7 +110,7 @@ def check_size(schema: pa.Schema) -> None:
 
 
 def type_text(kind: pa.DataType) -> str:
-    """Return a type as Spark writes it; ``parse_type`` gives it back.
+    """Return a type as Spark writes it; ``parse_type`` is the inverse.
 
     Raises:
         InvalidConfigError: it has no such form.
@@ -137,12 +138,12 @@ def column_text(field: pa.Field, separator: str = " ") -> str:
 
 
 class _Parser:
-    """A recursive-descent parser of a list of columns, which was split into words and signs."""
+    """A recursive-descent parser of a list of columns; the text is first split into tokens."""
 
     def __init__(self, text: str) -> None:
         self._text = text
         self._tokens: list[tuple[str, bool]] = []
-        """Each with whether it is a quoted name."""
+        """Each token, and whether it is a quoted name."""
         self._at = self._depth = place = 0
         end = len(text.rstrip())
         while place < end:
@@ -155,7 +156,7 @@ class _Parser:
             place = found.end()
 
     def wrong(self, what: str) -> InvalidConfigError:
-        """Return the error to raise."""
+        """Return an error that says what was found instead of columns."""
         return InvalidConfigError(
             f"'schema' takes columns such as 'id BIGINT, tags ARRAY<STRING>', got {what} in "
             f"{self._text[:500]!r}"
@@ -247,7 +248,7 @@ class _Parser:
         self._next()
 
     def _skip(self, *words: str) -> bool:
-        """Pass these words; return whether they are next."""
+        """Skip these words if they are next; return whether they were."""
         tokens = self._tokens[self._at : self._at + len(words)]
         if [token.lower() for token, _ in tokens] != list(words):
             return False

@@ -1,9 +1,9 @@
 """Decoding of record values to columns, from all formats; invalid values are separated.
 
 Rules: whole batches are decoded at once, since a Python object per record costs ten times as much.
-A batch with an invalid value is halved until the value stands alone, so that valid ones are kept. A
-record becomes one row, an Arrow record as many as it has; a record without a value (a tombstone)
-becomes a row of nulls. Must not know Spark, files or the broker.
+If a batch has an invalid value, its halves are decoded, down to single values, so that valid values
+are kept. A record becomes one row; an Arrow value becomes as many rows as it has. A record without
+a value (a tombstone) becomes a row of nulls. Must not know Spark, files or the broker.
 """
 
 import contextlib
@@ -51,10 +51,10 @@ RECORD_SCHEMA = pa.schema(
         ("headers", pa.map_(pa.string(), pa.binary())),
     ]
 )
-"""The columns of a record as a load without decoding stores them."""
+"""The columns of a record that a load without decoding stores."""
 _REASON_CHARACTERS = 200
 _TWICE = re.compile(r"Column\(/v/(.*)\) was specified twice")
-# Out of range (ArithmeticError), truncated or with a repeated column (LookupError), etc.
+# ArithmeticError: a number out of range. LookupError: a truncated value, or a repeated column.
 _DECODE_ERRORS = (pa.ArrowException, ArithmeticError, LookupError, OSError, TypeError, ValueError)
 
 
@@ -86,9 +86,9 @@ def value_decoder(
         kind: any but ``raw``, which needs none.
         schema: the columns; other fields of a value are ignored.
         avro_schema: the schema of Avro values, as JSON.
-        avro_writer_schema: the schema they were written with, if different.
-        versions: of the stream's schema, ascending, by which the values were written; ``schema``
-            may have any of the names of their columns.
+        avro_writer_schema: the schema that the values were written with, if different.
+        versions: the versions of the stream's schema, ascending; ``schema`` may have any name that
+            a column has in one of them.
 
     Raises:
         InvalidConfigError: Avro without a schema.
@@ -109,9 +109,9 @@ def value_decoder(
 
 
 def value_by_schema(versions: Sequence[SchemaVersion]) -> Callable[[bytes], Any]:
-    """Return a function that decodes one value by a stream's schema, to the newest names.
+    """Return a function that decodes one value by a stream's schema, with the newest names.
 
-    It raises ValueError for a value that fits no version.
+    The function raises ValueError for a value that fits no version.
 
     Args:
         versions: the versions of the schema, ascending, at least one.
@@ -133,7 +133,7 @@ def value_by_schema(versions: Sequence[SchemaVersion]) -> Callable[[bytes], Any]
 
 
 def _with_dicts(value: Any, kind: pa.DataType) -> Any:
-    """Return a value with dicts in place of the pairs that Arrow has for maps."""
+    """Return a value with dicts instead of the lists of pairs that Arrow returns for maps."""
     if value is None or not pa.types.is_nested(kind):
         return value
     if pa.types.is_struct(kind):
@@ -154,8 +154,8 @@ def decoded_schema(record_schema: pa.Schema, value_schema: pa.Schema) -> pa.Sche
     """Return the schema of decoded records: the record's own columns, then the value's.
 
     Raises:
-        InvalidConfigError: a field of the value has the name of one of the record's columns, in
-            any case.
+        InvalidConfigError: a field of the value has the name of one of the record's columns, upper
+            and lower case not distinguished.
     """
     fields = [
         record_schema.field(name).with_name(f"{RECORD_PREFIX}{name}")
@@ -167,14 +167,14 @@ def decoded_schema(record_schema: pa.Schema, value_schema: pa.Schema) -> pa.Sche
 
 
 def check_not_of_record(schema: pa.Schema, names: Iterable[str]) -> None:
-    """Check that no column of values is called as one of the record's, which stay beside them.
+    """Check that no column of values has the name of one of the record's own columns.
 
     Args:
         schema: the columns of values.
-        names: the columns that the record has.
+        names: the names of the record's columns.
 
     Raises:
-        InvalidConfigError: naming the column.
+        InvalidConfigError: a column has such a name; the message names it.
     """
     own = {f"{RECORD_PREFIX}{name}" for name in names if name in RECORD_COLUMNS}
     clash = [name for name in schema.names if name.lower() in own]
@@ -188,8 +188,8 @@ def check_not_of_record(schema: pa.Schema, names: Iterable[str]) -> None:
 def infer_json_schema(values: pa.Array) -> pa.Schema:
     """Infer the columns of a sample of JSON values; values that are not JSON objects are ignored.
 
-    A field without a value in any of them is omitted and logged: its column would reject the first
-    value.
+    A field that has no value in the whole sample is omitted and logged, because a column of an
+    inferred type would reject its first value.
 
     Raises:
         InvalidConfigError: no value of the sample is a JSON object, or no column can be inferred.
@@ -212,20 +212,20 @@ def infer_json_schema(values: pa.Array) -> pa.Schema:
         )
     if empty:
         logger.warning(
-            "no column is made of %s: the first values have nothing there; give 'schema' before "
-            "the first commit to have it",
+            "fields left out: %s: they have no value in the first values; to have their columns, "
+            "give 'schema' before the first commit",
             ", ".join(empty),
         )
     return pa.schema(list(columns))
 
 
 def check_distinct_names(kind: pa.Schema | pa.DataType, path: str = "") -> None:
-    """Check that no two columns, or fields of one struct, are called the same but for case.
+    """Check that no two columns, or fields of one struct, have names that differ only in case.
 
-    Spark and Delta treat them as one, and then cannot open the table.
+    Spark and Delta treat such names as one, and then cannot open the table.
 
     Raises:
-        InvalidConfigError: naming both.
+        InvalidConfigError: two names differ only in case; the message has both.
     """
     if isinstance(kind, pa.DataType) and not pa.types.is_struct(kind):
         for i in range(kind.num_fields):
@@ -250,8 +250,8 @@ def check_decodable(schema: pa.Schema) -> None:
     """Check that JSON can be decoded to columns of these types.
 
     Raises:
-        InvalidConfigError: naming a column of a type that Arrow cannot read from JSON, such as a
-            map.
+        InvalidConfigError: Arrow cannot read a column's type from JSON, such as a map; the message
+            names the column.
     """
     with contextlib.suppress(pa.ArrowException):  # which column, is found below
         _parse_json(pa.array([b"{}"]), schema)
@@ -271,7 +271,7 @@ def check_decodable(schema: pa.Schema) -> None:
 
 
 def _bisect(values: pa.Array, parse: ParseRows, schema: pa.Schema) -> Decoded:
-    """Decode what ``parse`` accepts as a whole, and halve what it rejects."""
+    """Decode values with ``parse``; if it rejects them, decode each half by itself."""
     rows: list[pa.StructArray] = []
     sources: list[int] = []
     bad: list[tuple[int, str]] = []
@@ -342,7 +342,10 @@ def _json_parser(schema: pa.Schema, versions: Sequence[SchemaVersion]) -> ParseR
 
 
 def json_judge(versions: Sequence[SchemaVersion]) -> Callable[[bytes], str | None] | None:
-    """Return the function that says why a value is not valid by a stream's JSON Schema, if any."""
+    """Return a function that says why a value is not valid by a stream's JSON Schema.
+
+    None: the stream has no JSON Schema.
+    """
     if not versions or not versions[-1].json_schema:
         return None
     # Imported here: its library is needed for JSON Schema alone.
@@ -360,7 +363,7 @@ def _check_valid(values: pa.Array, judge: Callable[[bytes], str | None]) -> None
 
 
 def _json_reason(value: pa.Array, schema: pa.Schema, error: Exception) -> str:
-    """Return in words why a value cannot be decoded; Arrow's seldom name the column."""
+    """Return the reason why a value cannot be decoded, with the column that Arrow seldom names."""
     fields = list(schema)
     while len(fields) > 1:
         half = fields[: len(fields) // 2]
@@ -368,7 +371,7 @@ def _json_reason(value: pa.Array, schema: pa.Schema, error: Exception) -> str:
     [text] = value.to_pylist()
     if not _is_utf8(text):
         return "the value is not UTF-8"
-    if whole := _json_error(value, []):  # whichever columns are wanted
+    if whole := _json_error(value, []):  # an error that does not depend on the columns
         if "Column(/v) changed" in f"{whole}":
             return f"the value is {excerpt(text.decode())}, not a JSON object"
         return reason_of(whole).removeprefix("JSON parse error: ").removesuffix(" in row 0")
@@ -376,7 +379,7 @@ def _json_reason(value: pa.Array, schema: pa.Schema, error: Exception) -> str:
     error = _json_error(value, fields) or error
     if twice := _TWICE.search(f"{error}"):
         return f"{twice[1].replace('/', '.')!r} is there twice in one object"
-    if type(error) is ValueError:  # in our words
+    if type(error) is ValueError:  # of this package, so its text can be shown
         return f"column {field.name!r}: {error}"
     part = excerpt(_parts_of(text).get(field.name, ""))
     return f"column {field.name!r} is {type_text(field.type)}, which cannot hold {part}"
@@ -399,26 +402,26 @@ def _is_utf8(value: bytes) -> bool:
 
 
 def _parts_of(text: bytes) -> dict[str, str]:
-    """Return the fields of a JSON object, each as it is written."""
+    """Return the fields of a JSON object, each as its JSON text."""
     try:
         parts = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-    except msgspec.DecodeError:  # NaN and Infinity, which Python and Arrow read
+    except msgspec.DecodeError:  # NaN or Infinity, which Python and Arrow accept
         return {name: json.dumps(part) for name, part in json.loads(text).items()}
     return {name: bytes(part).decode() for name, part in parts.items()}
 
 
 def _check_required(values: pa.Array, column: pa.Array, name: str) -> None:
-    """Check that a required column has something in every value that there is."""
+    """Check that a required column is null in no value, except in tombstones."""
     if column.null_count > values.null_count:
         raise ValueError(f"'{name}', which the schema requires, is missing or null")
 
 
 def _parse_json(values: pa.Array, schema: pa.Schema) -> pa.StructArray:
-    """Decode JSON values, all of them or none.
+    """Decode JSON values; if one is invalid, decode none and raise an error.
 
-    Arrow would read a value with trailing text as two fields, so each is checked to be one value.
-    Each is wrapped in a numbered object: a value that closes the wrapper and opens another, or
-    none, shows in the numbers, so that rows always belong to their records.
+    Arrow would read a value with trailing text as two fields, so each value is checked to be one
+    JSON value. Each value is also wrapped in an object with a number. The numbers of the rows show
+    if a value closed its object early, so a row cannot be taken for another record's.
     """
     numbers = pa.array(range(len(values))).cast(pa.string())
     # The cast rejects invalid UTF-8, which Arrow's parser accepts. A newline ends a value;
@@ -487,7 +490,7 @@ def _protobuf_parser(schema: pa.Schema, versions: Sequence[SchemaVersion]) -> Pa
 
 
 def _newest_names(schema: pa.Schema, versions: Sequence[SchemaVersion]) -> list[str]:
-    """Return the names of columns in the newest version, of which they may have any."""
+    """Return the names that columns have in the newest version; a schema may use older names."""
     known = names_by_column(versions)
     if foreign := [name for name in schema.names if name not in known]:
         raise InvalidConfigError(
@@ -502,7 +505,7 @@ def _renamed(rows: pa.StructArray, kind: pa.DataType) -> pa.StructArray:
 
 
 def _decode_arrow(values: pa.Array, schema: pa.Schema) -> Decoded:
-    """Decode values that are Arrow IPC streams; each is independent, so none is halved."""
+    """Decode values that are Arrow IPC streams, one by one."""
     kind = pa.struct(list(schema))
     rows: list[pa.StructArray] = []
     sources: list[int] = []

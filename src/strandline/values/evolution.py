@@ -1,10 +1,10 @@
-"""Which version of a stream's schema may follow which: new columns, wider types, new names.
+"""The rules for a new version of a stream's schema: new columns, wider types, new names.
 
 Rules: the newest version has to read every value that an earlier one described. So a column may be
 added if it may be null, get a wider type, become nullable, and be renamed by its id (columns of
-JSON) or its aliases (Avro); what a JSON Schema asks beyond types may become less. Anything else is
-refused, and the message names the column. Pure: the broker checks once, when a version is added,
-and the metadata only counts versions.
+JSON) or its aliases (Avro). The limits of a JSON Schema may be left out or become wider. Any other
+change is rejected, and the message names the column. Pure: the broker checks once, when a version
+is added, and the metadata only counts versions.
 """
 
 import json
@@ -43,7 +43,7 @@ _ORDERS = (
     ("sint32", "sint64"),
     ("float", "double"),
 )
-"""Types by width."""
+"""Chains of types, from narrow to wide."""
 _PROTOBUF = re.compile(r"^\s*((syntax|edition)\s*=|message\s+\w+\s*\{)", re.MULTILINE)
 _JSON_SCHEMA = ("$schema", "properties", "$ref", "anyOf", "oneOf", "allOf")
 _LEVELS_MAX = 250
@@ -62,7 +62,7 @@ class _Given(NamedTuple):
     """A struct of the columns."""
     types: Sequence[str]
     ids: Sequence[int | None]
-    """Where the user gave ids."""
+    """The id that the user gave each column; None: no id was given."""
     avro: str = ""
     json_schema: str = ""
     protobuf: str = ""
@@ -85,20 +85,19 @@ def next_version(
     registry_id: int | None = None,
     now_ns: int = 0,
 ) -> SchemaVersion:
-    """Return the version that a text adds; the newest one itself if it says the same.
+    """Return the version that a text adds, or the newest version if the text is equal to it.
 
     Args:
         earlier: the versions that the stream has, ascending.
         text: columns as Spark writes them, or as JSON, a JSON Schema, an Avro schema, or a
             ``FileDescriptorSet`` in Base64.
-        kind: its format; None: as the text looks, which is not ``protobuf``.
-        message: for ``protobuf``, the full name of the message that values are; None: the only
-            one.
-        registry_id: the id that a schema registry gave it.
+        kind: the format of the text; None: it is recognized by the text, except ``protobuf``.
+        message: for ``protobuf``, the full name of the values' message; None: the only message.
+        registry_id: the id of the schema in a schema registry.
         now_ns: Unix time.
 
     Raises:
-        InvalidConfigError: it is no schema, or its values would not go with the earlier ones.
+        InvalidConfigError: the text is not a schema, or the schema cannot read earlier values.
     """
     given = _parse_protobuf(text, message) if kind == "protobuf" else _parse(text, kind)
     if message is not None and kind != "protobuf":
@@ -118,7 +117,7 @@ def next_version(
             "with it; leave it out"
         )
     columns = _numbered(given, earlier)
-    for each in reversed(earlier):  # the newest first, whose names a user knows
+    for each in reversed(earlier):  # the newest first: users know its names, which errors have
         _check_compatible(each, given, columns)
     number = 1 if last is None else last.version + 1
     found = SchemaVersion(
@@ -156,7 +155,7 @@ def _says_the_same(last: SchemaVersion, new: SchemaVersion) -> bool:
 
 
 def _numbered(given: _Given, earlier: Sequence[SchemaVersion]) -> tuple[SchemaColumn, ...]:
-    """Return the columns with their ids: of the column they name, or new ones."""
+    """Return the columns with ids: the id of an earlier column of the name, or else a new id."""
     known = {column.name: column.id for each in earlier for column in each.columns}
     newest = {column.id: column.name for column in earlier[-1].columns} if earlier else {}
     used: dict[int, str] = {}
@@ -199,7 +198,7 @@ def _numbered(given: _Given, earlier: Sequence[SchemaVersion]) -> tuple[SchemaCo
 def _check_aliases(
     given: _Given, columns: Sequence[SchemaColumn], earlier: Sequence[SchemaVersion]
 ) -> None:
-    """Check that an Avro field has every earlier name as an alias, by which old values are read."""
+    """Check that an Avro field has all its earlier names as aliases, needed to read old values."""
     if given.format != "avro":
         return
     names = {
@@ -250,7 +249,7 @@ def _how_to_rename(given: _Given, column: SchemaColumn) -> str:
 
 
 def _compare(old: ValueShape, new: ValueShape, path: str) -> None:
-    """Check that what has one type can be read as another."""
+    """Check that values of the old type can be read as the new type."""
     if old.nullable and not new.nullable:
         raise InvalidConfigError(
             f"column {path!r} may be null in earlier values, so it cannot become required"
@@ -285,7 +284,7 @@ def _compare(old: ValueShape, new: ValueShape, path: str) -> None:
 
 
 def _check_limits(old: ValueShape, new: ValueShape, what: str) -> None:
-    """Check that what JSON Schema asks of a value, it asked before, or more."""
+    """Check that a JSON Schema has no limit that is new or stricter than before."""
     for word, limit in new.limits.items():
         if word not in old.limits or not _is_looser(word, old.limits[word], limit):
             raise InvalidConfigError(
@@ -295,13 +294,13 @@ def _check_limits(old: ValueShape, new: ValueShape, what: str) -> None:
 
 
 def _is_looser(word: str, old: Any, new: Any) -> bool:
-    """Return whether a limit lets through what it let through before."""
+    """Return whether a limit allows all values that it allowed before."""
     if word == "enum":
-        # Written out, since Python takes true for 1.
+        # Compared as text, since Python's True equals 1.
         return {json.dumps(each) for each in old} <= {json.dumps(each) for each in new}
     if word == "required":
         return {*new} <= {*old}
-    if type(old) is bool or type(new) is bool:  # exclusiveMinimum in draft 4, among others
+    if type(old) is bool or type(new) is bool:  # such as exclusiveMinimum in draft 4
         return old is new
     if word in _LOOSER_IF_LESS:
         return bool(new <= old)
@@ -321,7 +320,7 @@ def _check_optional(added: ShapeField, path: str) -> None:
 
 
 def _check_name(old: ValueShape, new: ValueShape, what: str) -> None:
-    """Check the name of a type of Avro, by Avro's rules for reader and writer."""
+    """Check that Avro can match an old named type with the new one, by name or alias."""
     short = old.name.rpartition(".")[2]
     if new.name.rpartition(".")[2] != short and not {old.name, short} & new.aliases:
         raise InvalidConfigError(
@@ -344,7 +343,7 @@ def is_wider(old: str, new: str) -> bool:
 
 
 def _parse_stored(version: SchemaVersion) -> _Given:
-    """Return a version that was added before."""
+    """Parse a version that is stored."""
     if version.format == "avro":
         return _parse_avro(version.avro)
     if version.format == "protobuf":
@@ -361,7 +360,7 @@ def _parse(text: str, kind: SchemaFormat | None) -> _Given:
     """Parse what a user gave.
 
     Raises:
-        InvalidConfigError: it is in none of the forms, or not of the format that was asked for.
+        InvalidConfigError: the text is in none of the known forms, or not of the requested format.
     """
     text = text.removeprefix("\ufeff").strip()
     if not text:
@@ -414,7 +413,7 @@ def _parse(text: str, kind: SchemaFormat | None) -> _Given:
 
 
 def _spark_columns(document: dict[str, Any]) -> list[Any]:
-    """Return the columns of a schema as Spark's ``schema.json()`` has it."""
+    """Return the columns of a schema that Spark's ``schema.json()`` wrote."""
     try:
         return [
             {"name": each["name"], "type": _spark_type(each["type"]), "nullable": each["nullable"]}
@@ -443,7 +442,7 @@ def _spark_type(kind: Any) -> str:
 
 
 def _document_of(text: str) -> Any:
-    """Return the JSON of a text that looks like JSON; None: it is columns as Spark writes them."""
+    """Decode a text that looks like JSON; None: it is a list of columns as Spark writes them."""
     if text[:1] not in ("{", "["):
         return None
     try:
@@ -499,19 +498,19 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def is_json_schema(document: Any) -> bool:
-    """Return whether a document is a JSON Schema, as it looks."""
+    """Return whether a document has the keywords of a JSON Schema."""
     return isinstance(document, dict) and (
         document.get("type") == "object" or any(word in document for word in _JSON_SCHEMA)
     )
 
 
 def given_versions(kind: str, text: str | None) -> tuple[SchemaVersion, ...]:
-    """Return a JSON Schema that a user gave in place of a stream's, as its only version.
+    """Return a JSON Schema that a user gave instead of a stream's, as the only version.
 
-    Empty for any other schema, which has no more than columns.
+    Empty for any other schema: its columns are all that it says.
 
     Raises:
-        InvalidConfigError: it has no columns.
+        InvalidConfigError: the JSON Schema cannot become columns.
     """
     if kind != "json" or not text or not is_json_schema(_document_of(text.strip())):
         return ()
@@ -536,7 +535,7 @@ def _json_columns(given: Iterable[_GivenColumn]) -> _Given:
     """Return columns of JSON values.
 
     Raises:
-        InvalidConfigError: none, two of one name or id, or a type that JSON has not.
+        InvalidConfigError: there are no columns, two have one name or id, or JSON lacks a type.
     """
     columns = list(given)
     if not columns:
@@ -597,7 +596,7 @@ def _parse_avro(text: str) -> _Given:
 
 
 def _checked_types(schema: pa.Schema) -> list[str]:
-    """Return the types of columns that were not given as such.
+    """Check columns that were made from a schema, and return their types.
 
     Raises:
         InvalidConfigError: no stream can have these columns.
@@ -611,7 +610,7 @@ def _checked_types(schema: pa.Schema) -> list[str]:
 def _type_of(column: pa.Field) -> str:
     try:
         text = type_text(column.type)
-        parse_type(text)  # as a load does, which has no decimal of more places than digits
+        parse_type(text)  # a load parses it, and rejects a decimal of more places than digits
     except InvalidConfigError as error:
         raise InvalidConfigError(f"column {column.name!r}: {error.message}") from error
     return text
@@ -619,7 +618,10 @@ def _type_of(column: pa.Field) -> str:
 
 @dataclass
 class _AvroShapes:
-    """Shapes of an Avro schema as fastavro parses it: with full names, each described once."""
+    """Converts an Avro schema, as parsed by fastavro, to shapes.
+
+    fastavro gives full names, and the definition of a named type only at its first use.
+    """
 
     named: dict[str, Any] = field(default_factory=dict)
 

@@ -1,8 +1,9 @@
-"""Whether values fit a stream's schema, one by one: what refuses publishers.
+"""The check whether a single value fits a stream's schema, for ``schema_validation``.
 
-Rules: what fits here can be read by ``decode``. A value is judged in Python, in a few microseconds,
-because publishers wait for it; ``decode`` takes a hundred times as long for a single one. A value
-that does not fit costs no more than one that does. A record without a value (a tombstone) fits.
+Rules: ``decode`` can read every value that fits. A value is checked in Python, in a few
+microseconds, because its publisher waits; ``decode`` takes a hundred times as long for a single
+value. A value that does not fit costs no more than one that does. A record without a value (a
+tombstone) fits.
 """
 
 import base64
@@ -32,9 +33,9 @@ from strandline.values.json_text import (
 from strandline.values.schema import SchemaVersion, names_by_column
 
 Reason = str | None
-"""Why a value does not fit; None: it does."""
+"""The reason why a value does not fit; None: it fits."""
 Test = Callable[[Any], bool]
-"""Returns whether a decoded part fits a column."""
+"""A function that returns whether a decoded part of a value fits a column."""
 
 _INTEGERS = {pa.int8(): 7, pa.int16(): 15, pa.int32(): 31, pa.int64(): 63}
 _DATE, _LOCAL, _ZONED = map(re.compile, (DATE_TEXT, LOCAL_TEXT, ZONED_TEXT))
@@ -45,12 +46,12 @@ _HOURS_MAX, _MINUTES_MAX = 23, 59
 _DAY_MINUTES = 24 * 60
 _LARGE = re.compile(rb"[0-9][eE]\+?[0-9]{3}")
 _EXPONENT_MAX = 308
-"""Of a double; Arrow's parser rejects a larger one wherever it is, and of zero too."""
+"""The largest exponent of a double; Arrow's parser rejects a larger one, even of zero."""
 _FAST_NAMES_MAX = 32
 
 
 class _Constant(float):
-    """NaN or an infinity, as JSON has it not."""
+    """NaN or an infinity that was read from a value; standard JSON has neither."""
 
     __slots__ = ()
 
@@ -112,7 +113,7 @@ def _protobuf_finder(versions: Sequence[SchemaVersion]) -> Callable[[bytes | Non
 
 
 class _JsonFinder:
-    """Judges JSON values by the columns of the newest version, which have any of their names."""
+    """Checks JSON values by the columns of the newest version, under all names they ever had."""
 
     def __init__(self, versions: Sequence[SchemaVersion]) -> None:
         newest, known = versions[-1].columns, names_by_column(versions)
@@ -128,7 +129,7 @@ class _JsonFinder:
         names = {*_names(schema), *known}
         self._quoted = [b'"%b"' % name.encode() for name in names]
         has_decimals = any(decimals_of(kind) for kind in schema.types)
-        # The search for repeated names takes longer than Python's parser where there are many.
+        # With many names, the search for repeated ones takes longer than Python's parser.
         is_slow = has_decimals or len(names) > _FAST_NAMES_MAX
         self._decode_fast = None if is_slow else msgspec.json.Decoder().decode
         self._decode = json.JSONDecoder(
@@ -170,13 +171,25 @@ class _JsonFinder:
         ):
             with contextlib.suppress(msgspec.DecodeError, RecursionError):
                 return self._decode_fast(value)
-            # What is left has NaN or Infinity, which Arrow reads, or is no JSON.
+            # A value that msgspec rejects has NaN or Infinity, which Arrow accepts, or is not JSON.
         text = value.decode()
         found = self._decode(text)
         if "\\u" in text and _SURROGATE.search(_SURROGATE_PAIR.sub("", text)):
             json.dumps(found, ensure_ascii=False).encode()
         return found
 
+<<<<<<< HEAD
+=======
+    def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        """Return an object; reject two values of a column, of which readers would take either."""
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            names = [name for name, _ in pairs if name in self._names]
+            if len(names) != len({*names}):
+                raise ValueError("the name of a column is there twice in one object")
+        return found
+
+>>>>>>> w-words4
     def _misfit(self, value: Any) -> Reason:
         if value is None:
             value = {}
@@ -222,7 +235,7 @@ def _has_once(part: Any, names: Collection[str]) -> bool:
 
 
 def _names(fields: Iterable[pa.Field]) -> Iterable[str]:
-    """Yield the names of columns and of the fields within."""
+    """Yield the names of columns and of their nested fields."""
     for field in fields:
         yield field.name
         kind = field.type
@@ -288,6 +301,11 @@ def _is_time(part: Any, *patterns: re.Pattern[str]) -> bool:
     hours, minutes = int(zone[1]), int(zone[2] or 0)
     if hours > _HOURS_MAX or minutes > _MINUTES_MAX:
         return False
+<<<<<<< HEAD
+=======
+    if _DATE in patterns:
+        return True  # a date keeps the day as written, whatever the zone
+>>>>>>> w-words4
     shift = (hours * 60 + minutes) * (1 if zone[0][0] == "-" else -1)
     in_utc = int(part[11:13]) * 60 + int(part[14:16]) + shift
     return not (day == date.min and in_utc < 0) and not (day == date.max and in_utc >= _DAY_MINUTES)

@@ -1,6 +1,7 @@
 """The framing of Confluent's registry: a zero byte, then the id of a schema, before a value.
 
-Rules: pure. No JSON begins with a zero byte; of Avro, which may, ``avro`` decides.
+Rules: pure. JSON never begins with a zero byte. An Avro value may; ``avro`` decides whether it has
+a frame.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ FRAME_BYTES = len(_MARK) + _ID_BYTES
 
 
 def frame(registry_id: int) -> bytes:
-    """Return what a registry's clients write before a value."""
+    """Return the bytes that a registry's clients write before a value."""
     return _MARK + registry_id.to_bytes(_ID_BYTES, "big")
 
 
@@ -25,12 +26,12 @@ def framed_id(value: bytes) -> int | None:
 
 
 def json_unframer(versions: Sequence[SchemaVersion]) -> Callable[[bytes], bytes]:
-    """Return a function that returns the JSON of a value, without its frame.
+    """Return a function that removes the frame from a JSON value, if it has one.
 
-    It raises ValueError if the frame has an id of no version.
+    The function raises ValueError if no version has the frame's id.
 
     Args:
-        versions: of a stream's schema.
+        versions: the versions of a stream's schema.
     """
     known = {each.registry_id for each in versions}
 

@@ -1,8 +1,9 @@
 """Column types inferred from a sample of JSON values; each holds the values without loss.
 
-Rules: an integer is a BIGINT, beyond 64 bits it is rejected; a text is a DATE or a time only if all
-texts of the field are, with a zone in all of them or in none, and no finer than microseconds; else
-it is text. Fields of conflicting types are rejected by name. Must not know streams.
+Rules: an integer becomes a BIGINT; one beyond 64 bits is rejected. Texts become a DATE or a time
+only if all texts of the field are dates or times, all or none with a zone, and none is finer than
+microseconds; else they stay text. A field with conflicting types is rejected by name. Must not know
+streams.
 """
 
 import json
@@ -41,7 +42,7 @@ class _Field:
         self.items: _Field | None = None
 
     def note(self, value: Any) -> None:
-        """Note a value.
+        """Take a value of the field into account.
 
         Raises:
             ValueError: its type conflicts with earlier ones, or has no lossless column.
@@ -73,7 +74,7 @@ class _Field:
         return self.fields.setdefault(name, _Field(f"{self.path}.{name}".removeprefix(".")))
 
     def type(self, empty: list[str]) -> pa.DataType | None:
-        """Return the column's type; without any value return None and add the path to ``empty``."""
+        """Return the column's type; None if there was no value: ``empty`` then gets the path."""
         if self.kind is dict:
             known = [(name, part.type(empty)) for name, part in self.fields.items()]
             kept = [(name, kind) for name, kind in known if kind is not None]
@@ -98,14 +99,14 @@ class _Field:
 
 
 def columns_of(values: Iterable[bytes], empty: list[str]) -> tuple[int, pa.DataType | None]:
-    """Return the number of JSON objects among the values, and the struct that holds them all.
+    """Return the number of JSON objects among the values, and a struct that can hold all of them.
 
     Args:
-        values: others than JSON objects are ignored.
+        values: the values; those that are not JSON objects are ignored.
         empty: receives the paths of fields without a value.
 
     Raises:
-        ValueError: naming the field that no column can hold.
+        ValueError: no column can hold the values of a field; the message names the field.
     """
     whole, objects = _Field(""), 0
     for value in values:

@@ -1,9 +1,9 @@
-"""JSON Schema: its objects as Arrow columns, and its verdict about values.
+"""JSON Schema: its objects as Arrow columns, and the check of values.
 
-Rules: a schema with one meaning per column becomes columns; what may have several types, or fields
-without names, is refused by its keyword. Whether a value is valid says the library, by all
-keywords, whatever a column could hold: it knows the drafts. It opens no file and asks no server: a
-reference leads to a place in the same document. Patterns take time that is linear in the text. Must
+Rules: a schema in which each property has one type becomes columns; several types, or fields
+without names, are rejected by keyword. The library jsonschema-rs checks values, by all keywords and
+all drafts, whatever the columns could hold. It opens no file and asks no server: a reference must
+lead to a place in the same document. Matching a pattern takes time that is linear in the text. Must
 not know streams.
 """
 
@@ -24,10 +24,10 @@ from strandline.values.json_text import excerpt
 from strandline.values.shape import ShapeField, ValueShape, element
 
 Judge = Callable[[bytes], str | None]
-"""Returns why a value is not valid; None: it is."""
+"""A function that returns why a value is not valid; None: it is valid."""
 
 NOT_NULL: Final = "not null"
-"""What stands among limits where null is not allowed."""
+"""The entry among a shape's limits that means that null is not allowed."""
 _LIMITS = (
     "additionalProperties",
     "dependentRequired",
@@ -48,7 +48,7 @@ _LIMITS = (
     "unevaluatedProperties",
     "uniqueItems",
 )
-"""Keywords that the library judges, and that columns do not depend on."""
+"""Keywords that only the library checks; the types of columns do not depend on them."""
 _REFUSED = (
     "$dynamicRef",
     "$recursiveRef",
@@ -70,7 +70,7 @@ _REFUSED = (
 )
 """Keywords that give a value more than one meaning, or fields without names."""
 _SUBJECTS = {*_LIMITS, *_REFUSED, "const", "items", "properties", "type"}
-"""Keywords that may not stand beside a reference: which counts differs from draft to draft."""
+"""Keywords that are rejected beside a reference: drafts differ in which of the two they ignore."""
 _OPEN = ("additionalProperties", "unevaluatedProperties")
 _TYPES: dict[str, pa.DataType] = {
     "boolean": pa.bool_(),
@@ -104,7 +104,7 @@ _NULL = {"type": "null"}
 _NO_NULL = 'it is not of type "null"'
 _PARTS_MAX = 4 * COLUMNS_MAX
 _DEPTH_MAX = 4 * DEPTH_MAX
-"""A column may take steps along a reference, a choice with null and the items of an array."""
+"""The deepest recursion: each level of a column may take several steps, as along a reference."""
 
 
 class JsonColumns(NamedTuple):
@@ -112,7 +112,7 @@ class JsonColumns(NamedTuple):
 
     schema: pa.Schema
     shape: ValueShape
-    """A struct of them."""
+    """The shape of a struct of these columns."""
 
 
 class _SubschemaColumn(NamedTuple):
@@ -126,7 +126,8 @@ def columns_of_json_schema(document: dict[str, Any]) -> JsonColumns:
     """Return the columns of a JSON Schema of objects.
 
     Raises:
-        InvalidConfigError: it is none, or something in it has no one column; the message names it.
+        InvalidConfigError: the document is not a JSON Schema, or a part of it cannot become one
+            column; the message names the part.
     """
     _validator(document)
     kind, shape = _SchemaWalk(document).part(document, _ROOT, ())
@@ -138,7 +139,7 @@ def columns_of_json_schema(document: dict[str, Any]) -> JsonColumns:
 
 
 def json_schema_judge(text: str) -> Judge:
-    """Return a function that judges values by a JSON Schema.
+    """Return a function that checks values by a JSON Schema.
 
     Args:
         text: a schema that has columns.
@@ -160,7 +161,7 @@ def json_schema_judge(text: str) -> Judge:
 
 
 def _reason(error: jsonschema_rs.ValidationError) -> str:
-    """Return an error of the library in one line, without the rest of a large value."""
+    """Return an error of the library in one line; a large value is shortened."""
     error = _innermost(error)
     path = _path_text(error.instance_path)
     found = excerpt(json.dumps(error.instance, ensure_ascii=False))
@@ -169,7 +170,7 @@ def _reason(error: jsonschema_rs.ValidationError) -> str:
 
 
 def _innermost(error: jsonschema_rs.ValidationError) -> jsonschema_rs.ValidationError:
-    """Return why the choice beside null was not it, in place of the error that neither was."""
+    """Return the error of the choice that fits best, instead of "none of the choices fits"."""
     while branches := getattr(error.kind, "context", None):
         firsts = [branch[0] for branch in branches if branch]
         error = max(firsts, key=lambda each: (len(each.instance_path), each.message != _NO_NULL))
@@ -258,7 +259,7 @@ def _validator(document: dict[str, Any]) -> jsonschema_rs.Validator:
             mask="it",
             offline=True,
             pattern_options=jsonschema_rs.RegexOptions(),
-            validate_formats=False,  # an annotation, since draft 2019-09
+            validate_formats=False,  # only an annotation since draft 2019-09
         )
 
 
@@ -278,8 +279,8 @@ class _SchemaWalk:
 
         Args:
             schema: the subschema.
-            path: of the column, for messages.
-            within: references that led here; each may do so once.
+            path: the path of the column, for messages.
+            within: the references that led here; following one of them again would never end.
         """
         self._depth += 1
         self._check(schema, path)
@@ -304,7 +305,7 @@ class _SchemaWalk:
         return found
 
     def _check(self, schema: Any, path: str) -> None:
-        # A reference may be used many times, and each use counts.
+        # Each use of a reference is counted, since each becomes columns.
         self._count += 1
         if self._depth > _DEPTH_MAX:
             raise InvalidConfigError(
@@ -390,7 +391,7 @@ def _named(path: str) -> str:
 
 
 def _check_alone(schema: dict[str, Any], word: str, path: str) -> None:
-    """Check that only annotations stand beside a keyword."""
+    """Check that beside a keyword there are only annotations."""
     for other in schema:
         if other in _SUBJECTS and other != word:
             raise InvalidConfigError(
@@ -400,7 +401,7 @@ def _check_alone(schema: dict[str, Any], word: str, path: str) -> None:
 
 
 def _only_choice(schema: dict[str, Any]) -> str | None:
-    """Return the keyword of a choice between one schema and null, or of one schema; else None."""
+    """Return the keyword of a choice that has one schema, perhaps beside null; None: no such."""
     for word in ("anyOf", "oneOf", "allOf"):
         choices = schema.get(word)
         if isinstance(choices, list):
@@ -446,17 +447,17 @@ def _values_of(schema: dict[str, Any]) -> list[Any] | None:
 
 
 def _limits_of(schema: dict[str, Any], path: str) -> dict[str, Any]:
-    """Return what a schema asks beyond the type; null stands for itself."""
+    """Return the limits of a schema beyond its type; null as a value is no limit."""
     limits = {word: schema[word] for word in _LIMITS if word in schema}
     if not limits.get("required", True):
-        del limits["required"]  # nothing is
+        del limits["required"]  # an empty list requires nothing
     for word in _OPEN:
         if isinstance(limits.get(word), dict) and limits[word]:
             raise InvalidConfigError(
                 f"{_named(path)}: {word!r} with a schema describes fields without names, which "
                 "have no column; leave it out, or set it to false"
             )
-        if limits.get(word, False) is not False:  # anything goes
+        if limits.get(word, False) is not False:  # true limits nothing
             del limits[word]
     if (values := _values_of(schema)) is not None:
         limits["enum"] = [each for each in values if each is not None]

@@ -1,9 +1,9 @@
 """Conversion of JSON text to columns where Arrow's reader is wrong or limited: times, dates, bytes.
 
-Rules: such columns are read as text and converted here, whole arrays at once; a text of another
-kind is an error that names it. A fraction of a second is truncated to microseconds, as Spark keeps;
-a date's day is the one written, whatever zone follows it; a time with a zone never becomes one
-without. ``docs/pipelines.md`` has the table. Must not know records or streams.
+Rules: such columns are read as text and converted here, whole arrays at once; a text that cannot be
+converted is an error that names it. A fraction of a second is truncated to microseconds, as in
+Spark; a date keeps the day as written, whatever zone follows; a time with a zone never becomes a
+time without. ``docs/pipelines.md`` has a table of all cases. Must not know records or streams.
 """
 
 import base64
@@ -31,11 +31,11 @@ _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,9})?")
 _ODD_NUMBER = r"[0-9.][eE][+-]?[0-9]|\.[0-9]{30}"
 _EXCERPT_CHARACTERS = 60
 _DIGITS = 38
-"""Arrow's decimals have 128 bits, and overflow without a word where they get zeros at the end."""
+"""Digits of Arrow's decimals, which have 128 bits; appending zeros overflows without an error."""
 
 
 class NumberText(str):
-    """A number with a fraction or an exponent as JSON has it."""
+    """The text of a JSON number, kept to check it digit by digit."""
 
     __slots__ = ()
 
@@ -67,9 +67,9 @@ def check_one_value_each(values: list[str]) -> None:
     lines = "\n".join([each.replace("\n", " ") for each in values])
     try:
         if len(_VALUES.decode_lines(lines.encode())) == len(values):
-            values = [each for each in values if "\n" in each]  # which no text may have
+            values = [each for each in values if "\n" in each]  # may be invalid within a text
     except (msgspec.DecodeError, RecursionError):
-        pass  # NaN and Infinity, which Python and Arrow read, are looked at below
+        pass  # NaN and Infinity, which Python and Arrow accept, are checked below
     try:
         for value in values:
             json.loads(value)
@@ -80,20 +80,20 @@ def check_one_value_each(values: list[str]) -> None:
 
 
 def decimals_of(kind: pa.DataType) -> list[pa.Decimal128Type]:
-    """Return the decimals among a type and those within."""
+    """Return the decimal types in a type and in its nested types."""
     if pa.types.is_decimal(kind):
         return [kind]
     return [each for i in range(kind.num_fields) for each in decimals_of(kind.field(i).type)]
 
 
 def decimal_fits(text: str, kind: pa.Decimal128Type) -> bool:
-    """Return whether a decimal holds a number, without rounding it."""
+    """Return whether a decimal type can hold a number without rounding."""
     if not _NUMBER.fullmatch(text):
         return False
     _, digits, exponent = Decimal(text).as_tuple()
     assert isinstance(exponent, int), text
     written = len(text.lower().partition("e")[0].partition(".")[2])
-    # Arrow counts zeros at both ends, too, and its tables end at so many places.
+    # Arrow counts zeros at both ends, too, and its tables have no more than ``precision`` places.
     if max(len(digits), -exponent, written) + max(exponent, 0) > kind.precision:
         return False
     whole, places = len(digits) + exponent, -exponent
@@ -103,14 +103,14 @@ def decimal_fits(text: str, kind: pa.Decimal128Type) -> bool:
 
 
 def check_decimals(values: Iterable[str], kind: pa.DataType) -> None:
-    """Check the numbers that Arrow must not see: it reads beyond its tables, or overflows.
+    """Check numbers with which Arrow would read beyond its tables, or overflow.
 
     Args:
         values: JSON values.
         kind: the struct of their columns.
 
     Raises:
-        ValueError: naming a number that its decimal does not hold.
+        ValueError: a decimal cannot hold its number; the message has the number.
     """
     pattern, decimals = _ODD_NUMBER, decimals_of(kind)
     whole = [
@@ -137,10 +137,15 @@ def _check_decimals(part: Any, kind: pa.DataType) -> None:
 
 
 def check_ranges(array: pa.Array) -> None:
-    """Check what Arrow does not: digits of decimals, with the zeros that it adds, and years.
+    """Check the digits of decimals, with the zeros that Arrow adds, and the years of times.
 
+<<<<<<< HEAD
+=======
+    Arrow checks neither. Most readers support only the years 1 to 9999.
+
+>>>>>>> w-words4
     Raises:
-        ValueError: saying which is not so.
+        ValueError: a decimal has too many digits, or a year is not supported.
     """
     kind = array.type
     if pa.types.is_struct(kind):
@@ -158,7 +163,7 @@ def check_ranges(array: pa.Array) -> None:
 
 
 def text_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type with text in place of what ``converted`` converts."""
+    """Return a type in which the parts that ``converted`` converts are text."""
     if _is_text_in_json(kind):
         return pa.string()
     if pa.types.is_struct(kind):
@@ -172,7 +177,7 @@ def converted(array: pa.Array, kind: pa.DataType) -> pa.Array:
     """Convert an array of ``text_type(kind)`` to ``kind``.
 
     Raises:
-        ValueError: a text is not of its column's kind.
+        ValueError: a text cannot be converted to its column's type.
     """
     if array.type == kind:
         return array
@@ -181,7 +186,7 @@ def converted(array: pa.Array, kind: pa.DataType) -> pa.Array:
         columns = [converted(part, field.type) for part, field in parts]
         return pa.StructArray.from_arrays(columns, fields=list(kind), mask=array.is_null())
     if pa.types.is_list(kind):
-        whole = pa.concat_arrays([array])  # without an offset, which a mask does not allow
+        whole = pa.concat_arrays([array])  # removes the array's offset, which masks do not allow
         items = converted(whole.values, kind.value_type)
         return pa.ListArray.from_arrays(whole.offsets, items, type=kind, mask=whole.is_null())
     if pa.types.is_date32(kind):
@@ -197,7 +202,7 @@ def _is_text_in_json(kind: pa.DataType) -> bool:
 
 
 def _times(array: pa.Array, kind: pa.TimestampType) -> pa.Array:
-    """Parse times: with a zone, or in UTC, if the type has one; else without a zone."""
+    """Parse times. If the type has a zone, a text without one is UTC; else none may have one."""
     if kind.tz is None:
         _check_all_match(array, LOCAL_TEXT, "a time without a zone such as 2024-01-31T12:00:00")
     else:

@@ -1,6 +1,6 @@
-"""Decoded values as JSON can have them: numbers that it has not and pandas' times become text.
+"""Decoded values without what JSON cannot express: NaN, infinities and pandas' times become text.
 
-Rules: pure. What is left to an encoder are the types that msgspec writes itself.
+Rules: pure. The result has only types that msgspec encodes by itself.
 """
 
 import math

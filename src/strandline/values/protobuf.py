@@ -1,10 +1,10 @@
 """Protocol Buffers: a message of a descriptor set as Arrow columns, and values decoded to them.
 
-Rules: the newest version reads the values of all, because fields are known by their numbers. A
-message is a struct, and one that holds itself is refused. A field without presence has its default
-where a value has none; a number of an enum that has no name is text, as it is; a time is cut to
-microseconds. Values are parsed one by one, in C, and become columns a batch at a time. Must not
-know Spark or streams.
+Rules: the newest version reads the values of all versions, because fields are identified by their
+numbers. A message is a struct; a message that contains itself is rejected. A field without presence
+has its default if a value lacks it. The number of an enum without a name becomes text. A time is
+truncated to microseconds. Values are parsed one by one, in C, and become columns a batch at a time.
+Must not know Spark or streams.
 """
 
 import base64
@@ -28,7 +28,7 @@ from strandline.values.years import check_days
 
 RowsOf = Callable[[pa.Array], pa.StructArray]
 CheckMessage = Callable[[Any], Any]
-"""Raises ValueError if a parsed message cannot become columns."""
+"""A function that raises ValueError if a parsed message or field cannot become columns."""
 
 _SCALARS: dict[int, tuple[str, pa.DataType]] = {
     FieldDescriptor.TYPE_DOUBLE: ("double of 8 bytes", pa.float64()),
@@ -47,7 +47,7 @@ _SCALARS: dict[int, tuple[str, pa.DataType]] = {
     FieldDescriptor.TYPE_STRING: ("string", pa.string()),
     FieldDescriptor.TYPE_BYTES: ("bytes", pa.binary()),
 }
-"""The word and the column of a type; two types with one column differ in their bytes."""
+"""The name and the column type of each field type; types with different bytes differ in name."""
 _TIMESTAMP = "google.protobuf.Timestamp"
 _WRAPPERS = {
     f"google.protobuf.{name}Value"
@@ -66,12 +66,12 @@ class MessageColumns(NamedTuple):
     """The columns of a message."""
 
     descriptors: str
-    """The files that describe it, without comments, as ``SchemaVersion.protobuf`` has them."""
+    """The files that describe the message, without comments, as in ``SchemaVersion.protobuf``."""
     message: str
-    """Its full name."""
+    """The message's full name."""
     schema: pa.Schema
     numbers: list[int]
-    """Of their fields."""
+    """The field number of each column."""
     shape: ValueShape
 
 
@@ -86,14 +86,20 @@ def columns_of_message(descriptors: str, message: str | None) -> MessageColumns:
     Args:
         descriptors: a ``FileDescriptorSet`` in Base64, as ``protoc --include_imports
             --descriptor_set_out`` writes it.
-        message: its full name; None: the only one of the last file.
+        message: the message's full name; None: the only message of the last file.
 
     Raises:
-        InvalidConfigError: it is no such set, has no such message, or a field has no column.
+        InvalidConfigError: the text is not such a set, it lacks the message, or a field cannot
+            become a column.
     """
     files = _files_of(descriptors)
+<<<<<<< HEAD
     with _translated():  # all of it: any name may be no UTF-8
         found = _named_message(files, message or _only_message(files))
+=======
+    with _translated():  # around all calls: each may find a name that is not UTF-8
+        found = _pool_of(files).FindMessageTypeByName(message or _only_message(files))
+>>>>>>> w-words4
         kind, shape = _FieldWalk().message(found, "", ())
         kept = _reachable(files, found.file.name)
     if not pa.types.is_struct(kind):
@@ -106,14 +112,14 @@ def columns_of_message(descriptors: str, message: str | None) -> MessageColumns:
 
 
 def message_rows(versions: Sequence[SchemaVersion], schema: pa.Schema, names: list[str]) -> RowsOf:
-    """Return a function that decodes values, all of them or none.
+    """Return a function that decodes values; if one is invalid, it decodes none.
 
-    It raises ValueError, or an error of Arrow, for a value that has not these columns.
+    The function then raises ValueError, or an error of Arrow.
 
     Args:
-        versions: of a stream's schema, ascending.
+        versions: the versions of a stream's schema, ascending.
         schema: the columns.
-        names: for each of them its name in the newest version.
+        names: the name of each column in the newest version.
     """
     parse = _parser(versions)
     fields = _message_of(versions[-1]).fields_by_name
@@ -131,10 +137,10 @@ def message_rows(versions: Sequence[SchemaVersion], schema: pa.Schema, names: li
 def message_check(versions: Sequence[SchemaVersion]) -> Callable[[bytes], None]:
     """Return a function that raises ValueError for a value that ``message_rows`` would reject.
 
-    It takes a few microseconds, where one value as columns takes a millisecond.
+    The function takes a few microseconds; decoding a single value to columns takes a millisecond.
 
     Args:
-        versions: of a stream's schema, ascending.
+        versions: the versions of a stream's schema, ascending.
     """
     parse, check = _parser(versions), _check_of(_message_of(versions[-1]))
 
@@ -147,9 +153,9 @@ def message_check(versions: Sequence[SchemaVersion]) -> Callable[[bytes], None]:
 
 
 def _check_of(message: Descriptor) -> CheckMessage | None:
-    """Return what checks a parsed message: its times, and texts where they are not UTF-8 for sure.
+    """Return a check of a parsed message's times, and of texts that may not be UTF-8.
 
-    None: it has neither.
+    None: the message has neither.
     """
     if message.full_name == _TIMESTAMP:
         return _microseconds
@@ -165,7 +171,7 @@ def _check_of(message: Descriptor) -> CheckMessage | None:
 
 
 def _check_field(field: FieldDescriptor) -> CheckMessage | None:
-    """Return what checks a field of a parsed message; None: nothing can be wrong with it."""
+    """Return a check of a field of a parsed message; None: every value of it is valid."""
     name, below = field.name, field.message_type
     is_map = below is not None and field.is_repeated and below.GetOptions().map_entry
     check = _check_single(below.fields_by_name["value"] if below and is_map else field)
@@ -176,7 +182,8 @@ def _check_field(field: FieldDescriptor) -> CheckMessage | None:
         found = getattr(message, name)
         if not field.is_repeated:
             found = [found] if not field.has_presence or message.HasField(name) else []
-        for each in found.values() if is_map else found:  # a key that is no UTF-8 ends this, too
+        # Reading a map raises an error by itself if a key is not UTF-8.
+        for each in found.values() if is_map else found:
             if check is not None:
                 check(each)
 
@@ -190,7 +197,7 @@ def _check_single(field: FieldDescriptor) -> CheckMessage | None:
 
 
 def _check_text(text: Any) -> None:
-    if type(text) is not str:  # bytes: proto2 takes any
+    if type(text) is not str:  # proto2 returns bytes if a text is not UTF-8
         raise ValueError("a text is not UTF-8")
 
 
@@ -200,7 +207,7 @@ def _message_of(version: SchemaVersion) -> Descriptor:
 
 
 def _parser(versions: Sequence[SchemaVersion]) -> Callable[[bytes], Message]:
-    """Return a function that parses a value, with its frame or without."""
+    """Return a function that parses a value, with a registry's frame or without."""
     newest = message_factory.GetMessageClass(_message_of(versions[-1]))
     framed = {
         each.registry_id: [
@@ -212,7 +219,7 @@ def _parser(versions: Sequence[SchemaVersion]) -> Callable[[bytes], Message]:
 
     def parse(value: bytes) -> Message:
         number = framed_id(value)
-        if number is not None:  # no message begins with a zero byte
+        if number is not None:  # a message never begins with a zero byte, so this is a frame
             if number not in framed:
                 raise ValueError(
                     f"no version of the schema has the registry's id {number} of its frame"
@@ -234,9 +241,9 @@ def _parser(versions: Sequence[SchemaVersion]) -> Callable[[bytes], Message]:
 
 
 def _indexes_of(message: Descriptor, *, with_maps: bool) -> list[int]:
-    """Return where a message is in its file: its place there, or in the message that it is in.
+    """Return the path of a message in its file, as indexes from the outermost message down.
 
-    Confluent's clients count the messages that stand for maps in Python, and do not in Java.
+    A map is a nested message, too: Confluent's Python client counts it, the Java client does not.
     """
     outer = message.containing_type
     if outer is None:
@@ -246,7 +253,7 @@ def _indexes_of(message: Descriptor, *, with_maps: bool) -> list[int]:
 
 
 def _read_indexes(value: bytes, start: int) -> tuple[list[int], int]:
-    """Read the indexes of a message in a frame; none stand for the first one."""
+    """Read the indexes of a message in a frame; no indexes mean the first message."""
     count, start = _read_varint(value, start)
     if not 0 <= count <= _INDEXES_MAX:
         raise ValueError(f"its frame has {count} indexes of a message")
@@ -258,7 +265,7 @@ def _read_indexes(value: bytes, start: int) -> tuple[list[int], int]:
 
 
 def _read_varint(value: bytes, start: int) -> tuple[int, int]:
-    """Read a signed number; return where it ends, too."""
+    """Read a signed number; return the number and the position after it."""
     number = 0
     for place in range(_VARINT_BYTES_MAX):
         if start + place >= len(value):
@@ -271,7 +278,7 @@ def _read_varint(value: bytes, start: int) -> tuple[int, int]:
 
 
 def _column(field: FieldDescriptor, kind: pa.DataType, messages: Sequence[Any]) -> pa.Array:
-    """Return a field of messages, of which some may be None, as a column."""
+    """Return the column of a field of messages; some messages may be None."""
     name = field.name
     if not field.is_repeated:
         if field.has_presence:
@@ -301,7 +308,7 @@ def _column(field: FieldDescriptor, kind: pa.DataType, messages: Sequence[Any]) 
 
 
 def _values(field: FieldDescriptor, kind: pa.DataType, parts: Sequence[Any]) -> pa.Array:
-    """Return values of a field as a column."""
+    """Return the column of a field's values."""
     if field.enum_type is not None:
         names = {number: each.name for number, each in field.enum_type.values_by_number.items()}
         return pa.array([None if p is None else names.get(p, str(p)) for p in parts], kind)
@@ -408,7 +415,7 @@ def without_paths(descriptors: str) -> bytes:
 def _reachable(
     files: descriptor_pb2.FileDescriptorSet, name: str
 ) -> descriptor_pb2.FileDescriptorSet:
-    """Return the file of this name and those that it imports, without comments."""
+    """Return the file of this name and all files that it imports, without comments."""
     imports = {each.name: each.dependency for each in files.file}
     found, waiting = {name}, [name]
     while waiting:
@@ -424,7 +431,7 @@ def _reachable(
 
 
 class _FieldWalk:
-    """A walk over the fields of a message, and those within."""
+    """A walk over the fields of a message and of its nested messages."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -433,9 +440,9 @@ class _FieldWalk:
         """Return a message as a column.
 
         Args:
-            message: its description.
-            path: of the field, for messages.
-            within: the messages that it is in.
+            message: the message's descriptor.
+            path: the path of the field, for error messages.
+            within: the messages that contain this one.
         """
         if message.full_name == _TIMESTAMP:
             return _MessageColumn(pa.timestamp("us", tz="UTC"), ValueShape("Timestamp"))
@@ -465,7 +472,7 @@ class _FieldWalk:
         return _MessageColumn(pa.struct(kinds), ValueShape("struct", fields=tuple(fields)))
 
     def _field(self, field: FieldDescriptor, path: str, within: tuple[str, ...]) -> _MessageColumn:
-        # A message may be used many times, and each use counts.
+        # Each use of a message is counted, since each becomes columns.
         self._count += 1
         if self._count > COLUMNS_MAX:
             raise InvalidConfigError(
@@ -490,7 +497,8 @@ class _FieldWalk:
         limits = {}
         oneof = field.containing_oneof
         if oneof is not None and len(oneof.fields) > 1:
-            limits["oneof"] = oneof.name  # else of two values in one record one would be lost
+            # A field that joins a oneof later would lose values of records that set both fields.
+            limits["oneof"] = oneof.name
         found = ValueShape(
             shape.kind,
             not field.is_required,

@@ -1,7 +1,7 @@
-"""The schema of a stream's values, as the metadata keeps it: numbered versions of columns.
+"""The schema of a stream's values, as stored in the metadata: numbered versions of columns.
 
-Rules: plain values, light to import. A column keeps its id through all versions, and a name, once
-given, belongs to its id for good. ``evolution`` says which version may follow which.
+Rules: plain values, light to import. A column keeps its id in all versions, and a name that was
+used once always belongs to the same id. ``evolution`` has the rules for a new version.
 """
 
 from collections.abc import Sequence
@@ -11,17 +11,17 @@ import msgspec
 
 SchemaFormat = Literal["json", "avro", "protobuf"]
 ValueFormat = Literal["raw", "json", "avro", "arrow", "protobuf"]
-"""What values are, for what decodes them."""
+"""The formats from which values can be decoded; ``raw`` is not decoded."""
 
 
 class SchemaColumn(msgspec.Struct, frozen=True, kw_only=True):
-    """A column of values: a field of their JSON object or Avro record."""
+    """A column of values: a field of a JSON object, Avro record or message."""
 
     id: int
-    """The same in every version, also after a rename."""
+    """The column's id, the same in every version, also after a rename."""
     name: str
     type: str
-    """As Spark writes it, ``array<string>``."""
+    """The type as Spark writes it, such as ``array<string>``."""
     nullable: bool = True
 
 
@@ -29,7 +29,7 @@ class SchemaVersion(msgspec.Struct, frozen=True, kw_only=True):
     """One version of a stream's schema."""
 
     version: int
-    """From 1."""
+    """The number of the version, from 1."""
     format: SchemaFormat
     columns: tuple[SchemaColumn, ...]
     avro: str = ""
@@ -39,14 +39,14 @@ class SchemaVersion(msgspec.Struct, frozen=True, kw_only=True):
     protobuf: str = ""
     """The files that describe ``protobuf`` values, a ``FileDescriptorSet`` in Base64."""
     message: str = ""
-    """The full name of the message that ``protobuf`` values are."""
+    """The full name of the message of ``protobuf`` values."""
     registry_id: int | None = None
-    """The id that a schema registry gave it, by which framed values name it."""
+    """The id of the version in a schema registry, with which framed values begin."""
     created_ns: int = 0
 
 
 def names_by_column(versions: Sequence[SchemaVersion]) -> dict[str, tuple[str, ...]]:
-    """Return for each name that a column ever had all names of that column, the newest first."""
+    """Map each name that a column ever had to all names of that column, the newest first."""
     names: dict[int, list[str]] = {}
     for version in reversed(versions):
         for column in version.columns:

@@ -1,6 +1,6 @@
-"""The shape of a schema's columns: their types as far as compatibility of versions depends on it.
+"""The shape of a schema's columns: the part of their types on which compatibility depends.
 
-Rules: plain values. Parsers of schemas make them, ``evolution`` compares them.
+Rules: plain values. Parsers of schemas make shapes, and ``evolution`` compares them.
 """
 
 from collections.abc import Mapping
@@ -11,19 +11,19 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ValueShape:
-    """A type as far as compatibility depends on it."""
+    """The part of a type on which compatibility depends."""
 
     kind: str
-    """A type's word and parameters, or ``struct``, ``array``, ``map``, ``enum``."""
+    """The type's name and parameters, or ``struct``, ``array``, ``map``, ``enum``."""
     nullable: bool = True
     fields: tuple["ShapeField", ...] = ()
-    """Of a struct; of an array or map its parts."""
+    """The fields of a struct; for an array its element, for a map its key and value."""
     name: str = ""
-    """Of a named type of Avro, with its namespace."""
+    """The full name of a named Avro type."""
     aliases: frozenset[str] = frozenset()
     symbols: frozenset[str] = frozenset()
     limits: Mapping[str, Any] = dataclass_field(default_factory=dict)
-    """What is asked of values beyond their type: keywords of JSON Schema, a ``oneof``."""
+    """Limits of values beyond their type: keywords of JSON Schema, or a ``oneof``."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class ShapeField:
     shape: ValueShape
     aliases: frozenset[str] = frozenset()
     may_be_missing: bool = True
-    """Whether an earlier value without it is read as null."""
+    """Whether an earlier value without the field is read as null."""
     number: int = 0
-    """In Protocol Buffers, by which values know the field."""
+    """The field's number in Protocol Buffers."""
 
 
 def element(shape: ValueShape) -> ShapeField:
-    """Return the part of an array or map."""
+    """Return the element of an array, or the value of a map, as a field."""
     return ShapeField("element", shape)

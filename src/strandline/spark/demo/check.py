@@ -1,7 +1,7 @@
 """Checks the demo's tables against the source and against the log, record by record.
 
-Rules: nothing here shares code with what wrote the tables: the source is read from the package, the
-log through the client, and the expected sums are computed from the source. A difference is an
+Rules: nothing here shares code with the writers of the tables: the source is read from the package,
+the log through the client, and the expected sums are computed from the source. A difference is an
 error that names the record.
 """
 
@@ -20,7 +20,7 @@ from strandline.spark.table import read_table, table_summary
 
 @dataclass(frozen=True)
 class Checked:
-    """Numbers of what was compared and found equal."""
+    """The numbers of records and rows that were compared and found equal."""
 
     flights: int
     values: int
@@ -39,7 +39,7 @@ def check_everything(directory: Path, flights: pa.Table, *, server: str, stream:
         stream: name of the stream.
 
     Raises:
-        DataLossError: something is missing, there twice, or different.
+        DataLossError: a record is missing, there twice, or different.
     """
     records = read_table(str(directory / "records")).to_table()
     log_records = check_against_log(records, server=server, stream=stream)

@@ -1,7 +1,7 @@
 """Publishes messages to NATS until each one is acknowledged, through every failure.
 
-A plain NATS client of a hundred lines: it shows that publishing needs nothing but NATS, and a
-window of unacknowledged messages keeps it fast. A message is sent again, under its ``Nats-Msg-Id``,
+A plain NATS client of a hundred lines: it shows that publishing needs only NATS. A window of
+unacknowledged messages keeps it fast. A message is sent again, with the same ``Nats-Msg-Id``,
 when the connection breaks, when there is no responder, and when no answer comes in time; the broker
 stores it once.
 

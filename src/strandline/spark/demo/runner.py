@@ -53,7 +53,7 @@ def run_demo(
         out: output of progress; standard output if None.
 
     Returns:
-        What was compared and found equal.
+        The numbers of records and rows that were compared and found equal.
 
     Raises:
         InvalidRequestError: the directory holds something else, or another demo runs in it.

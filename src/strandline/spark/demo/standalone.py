@@ -1,7 +1,7 @@
 """A standalone Spark cluster on this machine, from the PyPI install: a master and workers.
 
-Rules: everything listens on loopback, each worker at an address of its own, or Spark would never
-speculate; every process ends with this one. Must not know what runs there.
+Rules: everything listens on loopback. Each worker has an address of its own, because Spark never
+speculates on the same address. Every process ends with this one. Must not know what runs there.
 """
 
 import os

@@ -138,7 +138,7 @@ class Folder(StatefulProcessor):
 
 
 def _arguments(records: DataFrame, key: str, folds: list[Fold]) -> DataFrame:
-    """Select group, offset and an argument per column; records without a key are left out.
+    """Select the key, the offset and one argument for each column; leave out records without a key.
 
     Raises:
         InvalidConfigError: an argument of an unsupported type.
@@ -156,7 +156,7 @@ def _arguments(records: DataFrame, key: str, folds: list[Fold]) -> DataFrame:
 
 
 def _argument(number: int) -> str:
-    """Return the name of a column's argument; the column's own may be ``offset``."""
+    """Return the name of a column's argument; the column's own name might be ``offset``."""
     return f"argument {number}"
 
 
@@ -164,7 +164,7 @@ def _check_same_definition(config: AggregatePipeline) -> None:
     """Check that the checkpoint's states have this key and these columns; save them if new.
 
     Raises:
-        InvalidConfigError: they were changed since.
+        InvalidConfigError: key or columns were changed since.
     """
     note = local_path(config.checkpoint) / _DEFINITION
     texts = {"key": config.key} | {f"column '{name}'": of for name, of in config.columns.items()}

@@ -1,4 +1,4 @@
-"""The state of an aggregate: how a record changes it, and its form in the changelog.
+"""The state of an aggregate: the change by a record, and the encoding in the changelog.
 
 Rules: pure. The state of a key has the last offset applied of each partition, so that the newest
 states of all keys together give the offset at which to resume.
@@ -42,13 +42,13 @@ class AggregateState(msgspec.Struct, kw_only=True):
 
     values: dict[str, float | int | str | None]
     offsets: dict[int, int]
-    """For each partition the last offset included in the values."""
+    """The last offset of each partition that is included in the values."""
     definition: str = ""
-    """``definition_of`` the aggregate."""
+    """The result of ``definition_of`` for the aggregate."""
 
 
 def definition_of(key: str, columns: Mapping[str, str]) -> str:
-    """Return a digest of the key and the columns, which is the same for other white space."""
+    """Return a digest of the key and the columns; white space does not change it."""
     texts = {name: " ".join(text.split()) for name, text in columns.items()}
     data = msgspec.json.encode([" ".join(key.split()), sorted(texts.items())])
     return hashlib.sha256(data).hexdigest()[:8]
@@ -94,7 +94,7 @@ def check_argument_types(folds: Iterable[Fold], types: Mapping[str, str]) -> Non
 def check_same_columns(
     folds: Iterable[Fold], states: Iterable[AggregateState], *, into: str, definition: str
 ) -> None:
-    """Check that states have these columns, and were made as this aggregate makes them.
+    """Check that states have these columns, and were made by the same definition.
 
     Args:
         folds: the columns.
@@ -103,7 +103,7 @@ def check_same_columns(
         definition: the definition of the aggregate.
 
     Raises:
-        InvalidConfigError: they have other columns, or were made in another way.
+        InvalidConfigError: the states have other columns, or were made by another definition.
     """
     wanted = {each.name for each in folds}
     for state in states:
@@ -126,12 +126,12 @@ def fold(
     *,
     place: tuple[int, int],
 ) -> None:
-    """Apply a record to a state, unless it is included already.
+    """Apply a record to a state, unless the state includes it already.
 
     Args:
-        state: is changed.
+        state: the state, which is changed.
         folds: the columns.
-        record: an argument per column.
+        record: an argument for each column.
         place: partition and offset of the record.
 
     Raises:
@@ -154,7 +154,7 @@ def fold(
 
 
 def encode_state(state: AggregateState) -> str:
-    """Encode as JSON; equal states have equal encodings."""
+    """Encode a state as JSON; equal states have equal encodings."""
     # Values are in the order of the columns; offsets have no fixed order.
     ordered = AggregateState(
         values={name: _in_json(value) for name, value in state.values.items()},
@@ -168,7 +168,7 @@ def decode_state(text: str | bytes, *, where: str) -> AggregateState:
     """Decode the result of ``encode_state``.
 
     Raises:
-        InvalidRecordError: it is not a state.
+        InvalidRecordError: the text is not a state.
     """
     try:
         return msgspec.json.decode(text, type=AggregateState)
@@ -180,7 +180,7 @@ def decode_state(text: str | bytes, *, where: str) -> AggregateState:
 
 
 def next_offsets(states: Iterable[AggregateState]) -> dict[int, int]:
-    """Return for each partition the first offset that no state includes."""
+    """Return the first offset of each partition that no state includes."""
     found: dict[int, int] = {}
     for state in states:
         for partition, offset in state.offsets.items():

@@ -1,8 +1,9 @@
 """Clean: a copy of a stream without source headers and duplicates.
 
-Rules: within a partition the records of one source partition are in the order of their offsets, so
-that one number per source is sufficient; a record that does not exceed it is a duplicate. Records
-without a source pass. The result has the partitions and the order of the input.
+Rules: within a partition the records of one source partition are in the order of their offsets. So
+it is enough to remember the last offset of each source; a record with an offset that is not higher
+is a duplicate. Records without a source pass. The result has the partitions and the order of the
+input.
 """
 
 import json
@@ -71,7 +72,7 @@ _COLUMNS = ("partition", "offset", "value", "key", "subject", "headers")
 
 
 def is_new(headers: dict[str, bytes], seen: dict[str, int]) -> bool:
-    """Return whether a record was not seen before; adds it to ``seen``."""
+    """Return whether a record was not seen before, and add it to ``seen``."""
     source = source_of(headers)
     if source is None:
         return True

@@ -19,7 +19,7 @@ from strandline.errors import UNDECODABLE, InvalidConfigError
 from strandline.values.schema import ValueFormat
 
 _FED = {GROUPS_STREAM, COORDINATOR_STREAM}
-"""Streams to which the broker writes when a pipeline commits."""
+"""Internal streams that a pipeline must not read: its own commits add records to them."""
 
 Trigger = Literal["available_now", "continuous"]
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -37,28 +37,28 @@ class Common(
     checkpoint: Name
     """Directory for Spark's checkpoints; never share it with another pipeline."""
     trigger: Trigger = "available_now"
-    """Whether to end once everything available is done, or to continue."""
+    """Whether to end after the records that are stored at the start, or to continue."""
     interval_ms: Milliseconds = 0
-    """For a continuous pipeline: time between micro-batches; 0: none."""
+    """The time from one micro-batch of a continuous pipeline to the next; 0: no pause."""
     starting_offsets: str = "earliest"
-    """Where a new pipeline begins: as the option ``startingOffsets``."""
+    """Where a new pipeline begins, like the option ``startingOffsets`` of Spark."""
     fail_on_data_loss: bool = True
-    """Whether records deleted before they were read are an error: as ``failOnDataLoss``."""
+    """Whether it is an error if records were deleted before they were read."""
     group: str | None = None
-    """Consumer group for its progress in metrics; by default the query's name."""
+    """The consumer group under which progress is committed; by default the query's name."""
 
 
 class LoadPipeline(Common, frozen=True, kw_only=True, tag="load"):
-    """Streams into tables: each into its own, or several into one."""
+    """A load of streams into tables: each into its own table, or several into one."""
 
     streams: list[str] = []
     stream_pattern: str | None = None
-    """In place of ``streams``: a glob of names, such as ``orders-*``. New streams join the load."""
+    """Instead of ``streams``: a glob of names, such as ``orders-*``, also for later streams."""
     engine: Literal["spark", "local"] = "spark"
-    """Spark, or one Python process without Java, for small streams; either continues the other."""
+    """Spark, or a Python process without Java for small streams; either continues the other."""
     into: Name
     """A directory, or ``namespace.table`` of Iceberg; ``{stream}`` stands for the stream's name.
-    Without it several streams become one table, whose rows name theirs.
+    Without ``{stream}`` several streams become one table, whose rows name their stream.
     """
     format: Literal["parquet", "delta", "iceberg"] = "parquet"
     catalog: dict[str, str] = {}
@@ -66,7 +66,7 @@ class LoadPipeline(Common, frozen=True, kw_only=True, tag="load"):
     storage: dict[str, str] = {}
     """Settings of the object store; secrets are named, by ``env:NAME`` or ``file:PATH``."""
     values: ValueFormat = "raw"
-    """The format of the values; other than raw they become columns."""
+    """The format of the values; all formats but ``raw`` are decoded into columns."""
     schema: str | None = None
     """Columns of the values as Spark writes them, ``id BIGINT, name STRING``; for Avro the Avro
     schema. Without it the columns of JSON and Arrow values are inferred once, before the first
@@ -91,13 +91,13 @@ class LoadPipeline(Common, frozen=True, kw_only=True, tag="load"):
     where a plain listing of the directory would no longer be exact.
     """
     snapshot_age_ms: Milliseconds = 7 * 24 * 3600 * 1000
-    """How long files that a merge replaced stay, for readers of older versions."""
+    """How long files that a merge replaced are kept, for readers of older versions."""
     dense_offsets: bool | None = None
-    """Reject a batch that lacks a record; None: unless ``fail_on_data_loss`` is off."""
+    """Whether to reject a batch that lacks a record; None: if ``fail_on_data_loss`` is on."""
     batch_bytes_min: Count | None = None
-    """A continuous load waits for this much, so that slow streams make no small files ..."""
+    """The bytes for which a continuous load waits, so that slow streams make no small files."""
     batch_delay_ms_max: Milliseconds = 900_000
-    """... but not longer than this."""
+    """How long a continuous load waits for ``batch_bytes_min`` at most."""
     batch_bytes_max: Count | None = None
 
 
@@ -109,12 +109,12 @@ class Derived(Common, frozen=True, kw_only=True):
 
 
 class CopyPipeline(Derived, frozen=True, kw_only=True, tag="copy"):
-    """A copy of a stream, partition by partition; may be in another cluster."""
+    """A copy of a stream, partition by partition, perhaps in another cluster."""
 
     stream: Name
     into: Name
     into_server: str | None = None
-    """The copy's broker, if not ``server``."""
+    """The address of the copy's broker, if it is not ``server``."""
 
 
 class TransformPipeline(Derived, frozen=True, kw_only=True, tag="transform"):
@@ -126,7 +126,7 @@ class TransformPipeline(Derived, frozen=True, kw_only=True, tag="transform"):
     ``stream`` to name the stream of each row.
     """
     into: str | None = None
-    """The stream of rows that name none."""
+    """The stream of rows that name no stream."""
 
 
 class AggregatePipeline(Derived, frozen=True, kw_only=True, tag="aggregate"):
@@ -147,7 +147,7 @@ class MergePipeline(Derived, frozen=True, kw_only=True, tag="merge"):
     streams: list[str]
     into: Name
     values: bool = True
-    """False writes only the order: records without value that name the next record."""
+    """Whether records keep their values; if not, records without a value only give the order."""
 
 
 class RepartitionPipeline(Derived, frozen=True, kw_only=True, tag="repartition"):
@@ -162,7 +162,7 @@ class RepartitionPipeline(Derived, frozen=True, kw_only=True, tag="repartition")
 
 
 class CleanPipeline(Derived, frozen=True, kw_only=True, tag="clean"):
-    """A stream without the source headers of pipelines, and without duplicates by them."""
+    """A stream without duplicates, as recognized by source headers, and without these headers."""
 
     stream: Name
     into: Name
@@ -188,8 +188,8 @@ def decode_pipeline(values: Any) -> Pipeline:
     """Decode a pipeline from a mapping.
 
     Raises:
-        InvalidConfigError: naming the key that is invalid, missing or unknown, with the nearest
-            known one; or the pipeline would read its own output.
+        InvalidConfigError: a key is invalid, missing or unknown, or the pipeline would read its own
+            output; the message names the key, and for an unknown key the nearest known one.
     """
     kind = None
     if isinstance(values, Mapping) and "kind" in values:
@@ -229,9 +229,9 @@ def _check_names_or_pattern(pipeline: LoadPipeline) -> None:
 
 
 def _check_not_circular(pipeline: Pipeline) -> None:
-    """Check that a pipeline does not read what it writes, nor write to the broker's own streams.
+    """Check that a pipeline does not read its own output, nor write to internal streams.
 
-    A transform may: its SQL can select other records than those it writes.
+    A transform may read its output: its SQL can select other records than those it writes.
     """
     inputs = (
         pipeline.streams

@@ -1,9 +1,9 @@
-"""Translation of Spark's errors in pipelines to one-line errors of ours.
+"""Translation of Spark's errors in pipelines to one-line errors with a code.
 
-Rules: Spark's messages contain stack traces and plans, and our errors in its Python processes come
-back as such text. The useful line is extracted: our own error, under its own class; else the last
-Python exception; else Spark's message about a value that SQL cannot process; else its first line.
-The rest stays in Spark's log. Must not know which pipeline it is.
+Rules: Spark's messages contain stack traces and plans, and a ``StrandlineError`` in its Python
+processes comes back as such text. The useful line is extracted: the ``StrandlineError``, as its own
+class; else the last Python exception; else Spark's message about a value that SQL cannot process;
+else the first line. The rest stays in Spark's log. Must not know which pipeline it is.
 """
 
 import contextlib
@@ -48,14 +48,14 @@ _KEYS = {
 """The pipeline keys of options of sources and sinks."""
 _OPTION = re.compile(r"(?:the )?option '(\w+)'")
 _NAME = re.compile(rf"(?<![\w/.-])({'|'.join(_KEYS)})(?:(=)|(?![\w/-]))")
-"""The name of an option, not as a part of a path."""
+"""Matches the name of an option, except within a path."""
 _ADVICE = {
     "start the query at strandline.spark.table.committed_offsets()": "another load wrote them; run "
     "this one again, it continues there",
     ", at strandline.spark.table.committed_offsets()": "",
     OTHERS_ADVICE: "; a table says where the others go on",
 }
-"""Advice for queries, and what pipelines do instead."""
+"""Advice in errors about queries, and the advice that replaces it for pipelines."""
 _LATE_WORKER = "Python worker failed to connect back"
 _OUR_PLACE = f"{StrandlineError.__module__}."
 
@@ -65,7 +65,7 @@ def query_failure(name: str | None, error: Exception) -> StrandlineError:
 
     Args:
         name: the name of the query.
-        error: as Spark raised it.
+        error: the error that Spark raised.
     """
     found = list(_RAISED.finditer(str(error)))
     ours = [each for each in found if each["place"] == _OUR_PLACE and each["name"] in _OURS]
@@ -80,7 +80,7 @@ def query_failure(name: str | None, error: Exception) -> StrandlineError:
 
 
 def in_keys(text: str) -> str:
-    """Return a message with the keys of a pipeline's file in place of options."""
+    """Return a message in which keys of a pipeline's file replace the names of options."""
     for advice, ours in _ADVICE.items():
         text = text.replace(advice, ours)
     text = _OPTION.sub(r"'\1'", text)
@@ -89,7 +89,7 @@ def in_keys(text: str) -> str:
 
 @contextlib.contextmanager
 def naming_keys() -> Iterator[None]:
-    """Name keys in place of options in our errors, since the user wrote a file."""
+    """Replace options by keys in errors of this context, since the user wrote a file."""
     try:
         yield
     except StrandlineError as error:
@@ -100,7 +100,7 @@ def naming_keys() -> Iterator[None]:
 def is_late_worker(error: StrandlineError) -> bool:
     """Return whether a Python process started too slowly for Spark, as on a busy machine.
 
-    Spark gives it 10 s, which no setting changes; nothing was read or written then.
+    Spark gives the process 10 s, which no setting changes. Nothing was read or written by then.
     """
     return _LATE_WORKER in error.message
 

@@ -1,8 +1,9 @@
 """Load: streams into Parquet, Delta Lake or Iceberg tables, each record once.
 
-Rules: a load resumes at the table's own offsets, so that a lost checkpoint loses or doubles
-nothing; a recreated stream needs a new table; the columns of decoded values are fixed by the first
-commit, and follow the stream's schema alone. The table sink (``tables/io``) commits.
+Rules: a load resumes at the table's own offsets, so that after a lost checkpoint no record is lost
+or stored twice; a recreated stream needs a new table. The first commit fixes the columns of decoded
+values; only a new version of the stream's schema changes them. The table sink (``tables/io``)
+commits.
 """
 
 import json
@@ -57,24 +58,24 @@ class PreparedLoad(NamedTuple):
     """A load into one table, checked and ready to run on any engine."""
 
     read: ReadOptions
-    """The stream, or the streams."""
+    """Options that select the stream or streams."""
     path: str
     """The table's directory, or its name in the catalog."""
     name: str
-    """Of the query, in reports and as the default group."""
+    """The name of the query, in reports and as the default group."""
     starting_offsets: str | None
-    """Those of a new reader: the table's; None: nothing is committed yet."""
+    """The table's offsets, at which a new reader starts; None: nothing is committed yet."""
     local_commits: int
-    """Grows with each commit of ``engine: local``, and with no other."""
+    """A number that grows with each commit of ``engine: local``, and with no other commit."""
     options: dict[str, str]
-    """Of the table."""
+    """The options of the table."""
 
 
 def start_load(spark: SparkSession, config: LoadPipeline) -> list[StreamingQuery]:
     """Start one query per table.
 
     Raises:
-        InvalidConfigError: values of unknown columns.
+        InvalidConfigError: the columns of the values are not known.
         InvalidRequestError: a table holds records of another stream.
         UnknownStreamError: there is no stream to load, or for dead letters.
     """
@@ -83,7 +84,7 @@ def start_load(spark: SparkSession, config: LoadPipeline) -> list[StreamingQuery
 
 
 def reads_of(config: LoadPipeline) -> list[ReadOptions]:
-    """Return what each table of a load is made of: a stream, or several."""
+    """Return the stream, or the streams, of each table of a load."""
     read = ReadOptions(
         server=config.server,
         stream=None,
@@ -116,7 +117,7 @@ def checkpoint_of(read: ReadOptions) -> str:
 
 
 def check_load(config: LoadPipeline) -> None:
-    """Check what does not depend on a stream; errors as ``start_load``."""
+    """Check the settings that do not depend on a stream; errors are those of ``start_load``."""
     if config.schema and config.values == "raw":
         raise InvalidConfigError(
             "'schema' names columns of decoded values, and 'values' is raw: set 'values' to json, "
@@ -145,7 +146,7 @@ def check_load(config: LoadPipeline) -> None:
 
 
 def _check_places(config: LoadPipeline) -> None:
-    """Check that the keys about where the table is go together."""
+    """Check that ``into``, ``format``, ``catalog`` and ``storage`` can be combined."""
     if config.format == "iceberg":
         return
     if config.catalog:
@@ -168,7 +169,7 @@ def _check_places(config: LoadPipeline) -> None:
 
 
 def prepare_load(config: LoadPipeline, read: ReadOptions) -> PreparedLoad:
-    """Check streams and their table, and find the table's columns; errors as ``start_load``."""
+    """Check the streams and the table, and find its columns; errors are those of ``start_load``."""
     path = table_of(config, read)
     identity, _, loaded = open_load(config, read)
     state = loaded.state
@@ -197,12 +198,12 @@ def table_of(config: LoadPipeline, read: ReadOptions) -> str:
 
 
 def open_load(config: LoadPipeline, read: ReadOptions) -> tuple[str, TableStore | None, Loaded]:
-    """Return the identity of streams, their table, and what is committed to that, which fit.
+    """Return the identity of streams, their table and its state, after a check that they fit.
 
-    The table is None if it is one of Iceberg that is not made yet.
+    The table is None if it is an Iceberg table that does not exist yet.
 
     Raises:
-        InvalidConfigError: there is no such catalog, or no such kind of path.
+        InvalidConfigError: the catalog does not exist, or the path is not valid.
         InvalidRequestError: the table is of another format, holds records of another stream, or has
             another primary key.
         UnknownStreamError: there is no such stream.
@@ -220,7 +221,7 @@ def open_load(config: LoadPipeline, read: ReadOptions) -> tuple[str, TableStore 
 
 
 def _start_one(spark: SparkSession, config: LoadPipeline, load: PreparedLoad) -> StreamingQuery:
-    # The keys of a batch of changes are compared in memory.
+    # Batches of changes are limited, since their keys are compared in memory.
     is_upsert = config.mode == "upsert"
     records = read_stream(
         spark,
@@ -246,7 +247,7 @@ def _start_one(spark: SparkSession, config: LoadPipeline, load: PreparedLoad) ->
 
 
 def _output_of(config: LoadPipeline, path: str) -> str:
-    """Return what tells a table from others, in the checkpoint."""
+    """Return the name of a table in the checkpoint, different for each table."""
     if config.format == "iceberg" or is_object_url(path):
         return path
     return str(local_path(path))
@@ -261,7 +262,7 @@ def table_options(
         config: the settings of the pipeline.
         read: the streams that are loaded.
         identity: the identity of the streams.
-        columns: the columns of decoded values; None: values stay as they are.
+        columns: the columns of decoded values; None: values are not decoded.
     """
     dense = config.fail_on_data_loss if config.dense_offsets is None else config.dense_offsets
     options = {
@@ -304,7 +305,7 @@ def _load_table_of(config: LoadPipeline, path: str) -> tuple[TableStore | None, 
 
 
 def _first_offsets(state: TableState | None, read: ReadOptions, identity: str) -> str | None:
-    """Return a new reader's starting offsets: those of the table; None: it has none."""
+    """Return the offsets of the table, at which a new reader starts; None: it has none."""
     if state is None:
         return None
     offsets = keyed(state.offsets.items(), read, identity=identity)
@@ -313,7 +314,7 @@ def _first_offsets(state: TableState | None, read: ReadOptions, identity: str) -
 
 
 def _local_commits(state: TableState | None) -> int:
-    """Return a number that grows with each commit of ``engine: local``, and with no other."""
+    """Return a number that only the commits of ``engine: local`` increase."""
     transactions = {} if state is None else state.transactions
     return sum(
         newest.batch + 1
@@ -323,12 +324,13 @@ def _local_commits(state: TableState | None) -> int:
 
 
 def _stream_versions(config: LoadPipeline, read: ReadOptions) -> Sequence[SchemaVersion]:
-    """Return the versions of the schema of a stream; none if a file has one, or several streams.
+    """Return the versions of the stream's schema by which a load decodes values.
 
-    None of Debezium's events either, which are not the rows.
+    Empty if the file has a schema or several streams, or if values are Debezium's events, which the
+    stream's schema does not describe.
 
     Raises:
-        InvalidConfigError: it is of other values.
+        InvalidConfigError: the schema is for another format of values.
     """
     if config.schema or config.values in ("raw", "arrow") or read.stream is None:
         return ()
@@ -340,10 +342,10 @@ def _stream_versions(config: LoadPipeline, read: ReadOptions) -> Sequence[Schema
 
 
 def _check_following(options: TableOptions, versions: Sequence[SchemaVersion]) -> None:
-    """Check now, not in each task, that a table can have the columns of its stream's schema.
+    """Check that a table can have the columns of its stream's schema, before tasks start.
 
     Raises:
-        InvalidConfigError: naming the column.
+        InvalidConfigError: it cannot; the message names the column.
     """
     values = value_schema(options)
     assert values is not None
@@ -367,7 +369,7 @@ def _value_schema(
     *,
     versions: Sequence[SchemaVersion],
 ) -> StructType:
-    """Return the columns of the values: the table's, the file's, the stream's, or a sample's."""
+    """Return the columns of the values, from table, file, stream or a sample, in this order."""
     if state is not None:
         own = {f"{RECORD_PREFIX}{name}" for name in RECORD_COLUMNS}
         fields = [field for field in decode_schema(state.arrow_schema) if field.name not in own]
@@ -399,10 +401,12 @@ def _value_schema(
 
 
 def _check_same_columns(config: LoadPipeline, columns: StructType) -> None:
-    """Check that a file's schema is still the table's; Avro's says how values are written instead.
+    """Check that the schema in the file still has the table's columns.
+
+    Not for an Avro schema, which says how values are written.
 
     Raises:
-        InvalidConfigError: it was changed after the first commit.
+        InvalidConfigError: the schema was changed after the first commit.
     """
     if config.values == "avro" or not config.schema:
         return
@@ -421,10 +425,10 @@ def _check_same_columns(config: LoadPipeline, columns: StructType) -> None:
 
 
 def _row_of(event: pa.Schema) -> pa.Schema:
-    """Return the columns of the row in Debezium's events of an Avro schema.
+    """Return the columns of the row in Debezium's events, from the events' Avro schema.
 
     Raises:
-        InvalidConfigError: it is no such schema.
+        InvalidConfigError: it is not the schema of such events.
     """
     row = event.field("after").type if "after" in event.names else pa.null()
     if not pa.types.is_struct(row):
@@ -435,7 +439,7 @@ def _row_of(event: pa.Schema) -> pa.Schema:
 
 
 def _columns_of(schema: str) -> StructType:
-    """Parse columns as Spark writes them; by Spark itself if it runs."""
+    """Parse columns as Spark writes them, with Spark's own parser if Spark runs."""
     if SparkSession.getActiveSession() is None:
         return from_arrow_schema(parse_columns(schema))
     return StructType.fromDDL(schema)

@@ -1,10 +1,10 @@
 """``engine: local``: a load run by this process, without Java.
 
 Rules: uses the Spark sink's code to stage and commit, with its own transaction ids. Either engine
-resumes at the table's committed offsets. A batch is planned in a small file beside Spark's
-checkpoints before it is staged: after a crash the same batch is repeated, so that its dead letters
-are published once, and positions that no record of the table shows (deleted or compacted records, a
-start at the latest) are kept. Must not know YAML or the command line.
+resumes at the table's committed offsets. Before a batch is staged, its plan is stored in a small
+file beside Spark's checkpoints: after a crash the same batch is repeated, so that its dead letters
+are published once. The plan also keeps positions that no row of the table shows (deleted or
+compacted records, a start at the latest offset). Must not know YAML or the command line.
 """
 
 import logging
@@ -66,7 +66,7 @@ logger = logging.getLogger(__name__)
 
 _PAUSE_S = 0.5
 _INITIAL = -1
-"""The number of a plan that says where a load begins, and plans no batch."""
+"""The number of the first plan, which only stores where the load begins."""
 
 
 class BatchPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -75,16 +75,16 @@ class BatchPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     txn_id: str
     """The transaction of all batches of this load."""
     identity: str
-    """Of the streams."""
+    """The identity of the streams."""
     batch: int
     start: dict[str, int]
     end: dict[str, int]
     done: bool = False
-    """Whether it was committed without rows, which no table shows."""
+    """Whether the batch had no rows and is done; the table does not show such a batch."""
 
 
 class Stopped(Exception):  # noqa: N818 - not an error: the user asked for it
-    """The load is to end before its batch is complete."""
+    """Raised to end the load before its batch is complete."""
 
 
 def run_local(
@@ -94,12 +94,12 @@ def run_local(
 
     Args:
         config: the settings of the load.
-        report: called with a line per batch.
+        report: called with a line for each batch.
         stop: set to end the load; the running batch is abandoned.
 
     Raises:
-        StrandlineError: the description does not fit the streams or tables, or a batch cannot be
-            committed; run it again once the cause is resolved, and it resumes where it stopped.
+        StrandlineError: the settings do not fit the streams or tables, or a batch cannot be
+            committed. Run the load again once the cause is resolved; it resumes where it stopped.
     """
     stop = stop or threading.Event()
     with stopped_by(stop), naming_keys():
@@ -144,7 +144,7 @@ class LocalLoad:
         self._config = config
         self._name = load.name
         self.group = config.group or load.name
-        """To which it commits its progress."""
+        """The consumer group to which the load commits its progress."""
         self._stop = stop
         read = {
             "server": config.server,
@@ -200,7 +200,7 @@ class LocalLoad:
         return self._store_plan(begun)
 
     def _next(self, extent: StreamExtent, state: TableState | None) -> BatchPlan | None:
-        """Return the plan of the next batch, made durable; None: nothing is to be loaded yet."""
+        """Return the plan of the next batch, made durable; None: there is nothing to load yet."""
         plan = self._plan
         last = state.transactions.get(plan.txn_id) if state is not None else None
         number = _INITIAL if last is None else last.batch
@@ -211,7 +211,7 @@ class LocalLoad:
         for partition, offset in self._keyed(committed.items()).items():
             start[partition] = max(offset, start.get(partition, 0))
         self.position = {self.options.place(p): offset for p, offset in start.items()}
-        # What was added since waits, so that an open batch is repeated as it was planned.
+        # Partitions that were added since wait, so that an open batch is repeated as planned.
         if is_open and all(
             start[p] == offset for p, offset in self._keyed(planned.items()).items()
         ):
@@ -238,7 +238,7 @@ class LocalLoad:
         )
 
     def _is_too_little(self, start: Offsets, end: Offsets, extent: StreamExtent) -> bool:
-        """Return whether a continuous load waits for more, so that it makes no small files."""
+        """Return whether a continuous load waits for more records, to make no small files."""
         bytes_min = self._config.batch_bytes_min
         if bytes_min is None or self._config.trigger == "available_now":
             return False
@@ -280,7 +280,7 @@ class LocalLoad:
             yield batch
 
     def _keyed(self, offsets: Iterable[tuple[int | str, int]]) -> Offsets:
-        """Return the offsets of a plan, or of the table, as those of a read."""
+        """Return the offsets of a plan or table, with partitions named as in a read."""
         return keyed(offsets, self.options, identity=self._identity)
 
     def _store_plan(self, plan: BatchPlan) -> BatchPlan:
@@ -311,7 +311,7 @@ class LocalLoad:
 
 
 def _named(offsets: Offsets) -> dict[str, int]:
-    """Return the offsets of a read as a plan has them."""
+    """Return the offsets of a read, with partitions named as in a plan."""
     return {str(partition): offset for partition, offset in offsets.items()}
 
 
@@ -325,11 +325,11 @@ def read_plan(path: Path, *, identity: str) -> BatchPlan | None:
 
     Args:
         path: the path of the plan.
-        identity: the identity of the streams as the broker has them.
+        identity: the present identity of the streams.
 
     Raises:
-        InvalidConfigError: it belongs to another stream, or to more.
-        InvalidRecordError: it is corrupt.
+        InvalidConfigError: the plan belongs to another stream, or to more streams.
+        InvalidRecordError: the plan is corrupt.
     """
     try:
         with usable(path):

@@ -1,8 +1,8 @@
 """Merge: several streams merged into one, in an order that is the same for all readers.
 
 Rules: a micro-batch takes the available records of each stream and sorts them by time, then by
-partition and offset, so that a replay has the same order; the result, committed once, records it:
-each of its records names its source. Without values the result is a merge log: the order alone.
+stream, partition and offset, so that a replay has the same order. Each record of the result names
+its source. Without values the result is a merge log, which has only the order.
 """
 
 from collections.abc import Iterator

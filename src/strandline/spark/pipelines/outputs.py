@@ -1,8 +1,8 @@
 """The output streams of pipelines: created if missing, with the replication of their input.
 
-Rules: an output gets the replicas of its input, as far as its cluster has brokers, and the same
-minimum of in-sync replicas; an existing stream is not changed, and one created for a pipeline that
-is then rejected is deleted. Must not know Spark.
+Rules: an output gets as many replicas as its input, or fewer if its cluster has fewer brokers, and
+the same minimum of in-sync replicas. An existing stream is not changed. If a pipeline is rejected,
+the streams that were created for it are deleted. Must not know Spark.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ _made: ContextVar[list[tuple[str, StreamInfo]] | None] = ContextVar("made", defa
 
 @contextlib.contextmanager
 def removed_if_refused() -> Iterator[None]:
-    """Delete the outputs created within if it raises; not those with records."""
+    """Delete the outputs created in this context if it raises, except those with records."""
     made: list[tuple[str, StreamInfo]] = []
     token = _made.set(made)
     try:
@@ -60,9 +60,9 @@ def ensure_stream(server: str, name: str, *, like: StreamInfo, **settings: Any) 
     """Create a stream if it does not exist; return its identity.
 
     Args:
-        server: its broker.
+        server: the address of the stream's broker.
         name: the name of the stream.
-        like: its input, whose number of replicas it gets.
+        like: the input stream, from which the number of replicas is taken.
         **settings: other settings of the stream.
     """
     made = _made.get()

@@ -27,9 +27,9 @@ logger = logging.getLogger(__name__)
 
 _POLL_S = 0.2
 _SILENCE_S = 15.0
-"""How long a running batch may take before the log says again that it is running."""
+"""The interval at which the log repeats that a batch is running."""
 _PROCESSING = "Processing new data"
-"""Spark's status message of a query with a running batch."""
+"""Spark's status message for a query with a running batch."""
 
 Report = Callable[[Mapping[str, Any]], None]
 
@@ -48,10 +48,10 @@ def read_stream(
     Args:
         spark: the session.
         config: the pipeline.
-        stream: its name, or options that select several.
-        name: the name of the query, the default group of its progress.
+        stream: the stream's name, or options that select several.
+        name: the name of the query, which is the default group of its progress.
         output: the query's output, to which its checkpoint belongs; None: not known before it runs.
-        **options: further options of the source; those that are None are left out.
+        **options: further options of the source; options with the value None are left out.
     """
     options |= {"stream": stream} if isinstance(stream, str) else stream
     options["output"] = output
@@ -73,10 +73,10 @@ def write_stream(
     """Start a query that writes rows to streams, each micro-batch committed once.
 
     Args:
-        rows: with the columns that ``format("strandline")`` takes.
+        rows: have the columns that ``format("strandline")`` accepts.
         config: the pipeline.
         name: the name of the query, in reports; unique in a session.
-        into: the stream of rows that name none.
+        into: the stream of rows that name no stream.
         **options: further options of the sink.
     """
     chosen = {"server": config.server} | options
@@ -105,8 +105,8 @@ def wait_for_end(
 
     Args:
         queries: the queries of one pipeline.
-        server: broker of the streams they read.
-        report: called with a line per micro-batch.
+        server: the address of the broker of the streams that they read.
+        report: called with a line for each micro-batch.
         stop: set to end the queries; their running batches are abandoned.
 
     Raises:
@@ -133,8 +133,8 @@ class Watch:
     """Reports each micro-batch of a query once, even if several end close together.
 
     Args:
-        query: running or ended.
-        server: broker of the streams it reads.
+        query: the query, running or ended.
+        server: the address of the broker of the streams that it reads.
     """
 
     def __init__(self, query: StreamingQuery, server: str) -> None:
@@ -147,7 +147,7 @@ class Watch:
         self._logged_s = time.monotonic()
 
     def __str__(self) -> str:
-        """Return what the query has committed."""
+        """Return a text that says what the query has committed."""
         if self._reported < 0:
             return f"{self.query.name}: no batch was committed"
         return (
@@ -179,7 +179,7 @@ class Watch:
     def news(self) -> list[Mapping[str, Any]]:
         """Return a line for each micro-batch that has ended since the last call.
 
-        The newest one includes the age of the oldest unread record, if there is one.
+        The line of the newest one includes the age of the oldest unread record, if there is one.
         """
         last = self.query.lastProgress
         if last is None or last["timestamp"] == self._looked_at:
@@ -219,7 +219,7 @@ def _unread(progress: Mapping[str, Any]) -> dict[tuple[str, int], int]:
 
 
 def _offsets(progress: Mapping[str, Any]) -> dict[tuple[str, int], tuple[int, int]]:
-    """Return by stream and partition the end of the micro-batch and of the stream."""
+    """Return the end of the micro-batch and the end of the stream, for each partition."""
     found: dict[tuple[str, int], tuple[int, int]] = {}
     for source in progress["sources"]:
         read, latest = _decoded(source["endOffset"]), _decoded(source["latestOffset"])
@@ -228,7 +228,7 @@ def _offsets(progress: Mapping[str, Any]) -> dict[tuple[str, int], tuple[int, in
 
 
 def _decoded(encoded: str | None) -> dict[tuple[str, int], int]:
-    """Decode offsets of a source of ours; none of another's."""
+    """Decode offsets of ``format("strandline")``; empty for other sources."""
     found = json.loads(encoded) if encoded else None
     if not isinstance(found, dict) or "stream" not in found:
         return {}

@@ -1,6 +1,6 @@
 """Repartition: a stream partitioned by another key.
 
-Rules: headers name each record's source, by which readers and ``clean`` recognise duplicates;
+Rules: headers name each record's source, by which readers and ``clean`` recognize duplicates;
 records of one source partition keep their order in each partition of the result.
 """
 

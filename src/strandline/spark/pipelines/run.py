@@ -44,7 +44,7 @@ from strandline.spark.progress import failure_noted
 logger = logging.getLogger(__name__)
 
 _STARTS = 5
-"""Attempts to start a pipeline whose Python processes are too slow for Spark."""
+"""How often a pipeline is started if its Python processes are too slow for Spark."""
 _START: dict[type, Callable[..., list[StreamingQuery]]] = {
     AggregatePipeline: start_aggregate,
     CleanPipeline: start_clean,
@@ -89,12 +89,12 @@ def run_pipeline(
     Args:
         spark: the session.
         config: the pipeline.
-        report: called with a line per micro-batch.
+        report: called with a line for each micro-batch.
         stop: set to end the pipeline; the running batch is abandoned.
 
     Raises:
-        StrandlineError: as ``start_pipeline``, or a query failed; run the pipeline again once the
-            cause is resolved, and it resumes where it stopped.
+        StrandlineError: an error of ``start_pipeline``, or a query failed. Run the pipeline again
+            once the cause is resolved; it resumes where it stopped.
     """
     stop = stop or threading.Event()
     queries: list[StreamingQuery] = []
@@ -118,5 +118,5 @@ def run_pipeline(
 
 
 def _groups(config: Pipeline, queries: list[StreamingQuery]) -> set[str]:
-    """Return the groups to which the queries commit their progress."""
+    """Return the consumer groups to which the queries commit their progress."""
     return {config.group} if config.group else {query.name for query in queries}

@@ -1,8 +1,8 @@
-"""The source headers of derived records: which record a record was made of.
+"""The source headers of derived records: the stream, partition and offset of the original record.
 
-Rules: a record has one source, that of the last pipeline. The pipeline's position is the source
-offset of its newest output record, per source partition. An output older than the stream was
-derived from a previous stream of the name.
+Rules: a record has one source, written by the last pipeline. A pipeline's position in a source
+partition is the source offset of its newest output record. An output that is older than its stream
+was derived from an earlier stream of the same name.
 """
 
 from collections.abc import Iterator, Mapping
@@ -52,15 +52,15 @@ def source_of(headers: Mapping[str, bytes]) -> tuple[str, int, int] | None:
 
 
 def copied_offsets(client: Client, source: StreamInfo, *, into: str) -> dict[int, int]:
-    """Return for each partition of a stream the first offset that its copy lacks.
+    """Return the first offset of each partition of a stream that its copy lacks.
 
     Args:
         client: a client of the copy's broker.
         source: the copied stream.
-        into: the copy, whose partitions have the numbers of their sources.
+        into: the copy; its partitions have the same numbers as those of the source.
 
     Raises:
-        InvalidRequestError: it was copied before the stream was created: from one of the same name.
+        InvalidRequestError: the copy is older than the stream, so it is of an earlier stream.
     """
     found = {}
     for info in client.stream_info(into).partitions:
@@ -83,12 +83,12 @@ def check_derivable(time_ns: int, source: StreamInfo, *, into: str) -> None:
     """Check that an output can have been derived from a stream.
 
     Args:
-        time_ns: when a record of the output was stored.
+        time_ns: the time at which a record of the output was stored.
         source: the stream.
         into: the output.
 
     Raises:
-        InvalidRequestError: the stream was created later, so it is another one of its name.
+        InvalidRequestError: the stream was created later, so the output is of an earlier stream.
     """
     if time_ns < source.created_ns:
         raise InvalidRequestError(

@@ -1,8 +1,8 @@
-"""The progress of loads: what their tables have, and what the streams have beyond that.
+"""The progress of loads: the offsets that their tables have, and the lag behind the streams.
 
-Rules: the tables are asked, whose commits have the offsets, and not the processes that load: so a
-status is right whether the load is running, and whichever engine runs it. What a run rejects before
-its first batch is rejected here, too. Must not know the command line.
+Rules: the offsets come from the commits of the tables, not from the loading processes. So a status
+is right whether a load is running or not, on either engine. Settings that a run rejects before its
+first batch are rejected here, too. Must not know the command line.
 """
 
 from typing import TYPE_CHECKING
@@ -19,31 +19,31 @@ class LoadStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The progress of the load of one table."""
 
     stream: str
-    """Of several streams their names, or the pattern."""
+    """The name of the stream; of several their names, or the pattern."""
     table: str
-    """Its directory, URL, or name in the catalog."""
+    """The table's directory, URL, or name in the catalog."""
     format: str
     commits: int
-    """Those of loads and merges."""
+    """The number of commits, of loads and merges."""
     files: int
     bytes: int
     rows: int
     committed_at_ms: int | None
     """Unix time of the newest commit; null before the first."""
     offsets: dict[str, int]
-    """For each partition, as ``orders/0``, the offset up to which it is loaded."""
+    """The offset up to which each partition, such as ``orders/0``, is loaded."""
     lag: dict[str, int]
-    """Offsets that are not loaded yet."""
+    """The number of offsets of each partition that are not loaded yet."""
     oldest_unread_ms: dict[str, int]
-    """For each partition with a lag the age of its oldest record that is not loaded yet."""
+    """The age of the oldest record that is not loaded yet, for each partition with a lag."""
 
 
 def load_status(config: LoadPipeline) -> list[LoadStatus]:
     """Return the progress of each table of a load.
 
     Raises:
-        StrandlineError: what a load raises before its first batch; or a broker or a table cannot be
-            reached.
+        StrandlineError: a load would raise the error before its first batch, or a broker or table
+            cannot be reached.
     """
     from strandline.spark.pipelines.failures import naming_keys
     from strandline.spark.pipelines.load import check_load, reads_of
@@ -71,8 +71,7 @@ def _status_of(config: LoadPipeline, read: "ReadOptions") -> LoadStatus:
         | source_options(read),
         streaming=True,
     )
-    # After the table: what was appended meanwhile is a lag, and what was committed meanwhile is not
-    # a negative one.
+    # The stream is read after the table, so that the lag is never negative.
     partitions = stream_state(options).partitions
     committed = loaded.state.offsets if loaded.state is not None else {}
     done = keyed(committed.items(), options, identity=identity)

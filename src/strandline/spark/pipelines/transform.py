@@ -17,8 +17,8 @@ def start_transform(spark: SparkSession, config: TransformPipeline) -> list[Stre
     """Start the query; its output streams must exist.
 
     Raises:
-        UnknownStreamError: there is no stream to read, or to write.
-        InvalidConfigError: the SQL returns columns that no record has.
+        UnknownStreamError: a stream to read or to write does not exist.
+        InvalidConfigError: the SQL returns columns that records do not have.
     """
     name = f"transform {config.stream}" + (f" into {config.into}" if config.into else "")
     output = identity_of(stream_of(config.server, config.into)) if config.into else None

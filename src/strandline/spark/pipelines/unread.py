@@ -15,8 +15,8 @@ def oldest_unread_ms(server: str, unread: Mapping[tuple[str, int], int]) -> dict
     """Return the age of each partition's first unread record, by ``stream/partition``.
 
     Args:
-        server: a broker.
-        unread: the next offset to read, by stream and partition.
+        server: the address of a broker.
+        unread: the next offset to read of each stream and partition.
     """
     found = {}
     for (stream, partition), offset in unread.items():
@@ -27,7 +27,7 @@ def oldest_unread_ms(server: str, unread: Mapping[tuple[str, int], int]) -> dict
 
 
 def _stored_ns(server: str, stream: str, *, place: tuple[int, int]) -> int | None:
-    """Return when the first record at or after an offset was stored; None: unknown."""
+    """Return the time at which the first record at or after an offset was stored; None: unknown."""
     partition, offset = place
     try:
         table = (

@@ -1,1 +1,1 @@
-"""Tables of the lake: what is staged, decided and committed, by format and by kind of store."""
+"""Tables of the lake: staging, decisions and commits, for each format and kind of store."""

@@ -1,9 +1,10 @@
 """Changes of rows by their primary key, decoded from the records of a compacted or CDC stream.
 
-Rules: a record with a value keeps a row, one without (a tombstone) deletes the row of its key, and
-an event in Debezium's envelope does either, by its ``op``. The key of a deleted row is in the
-event, or is the record's own: a JSON object with the columns of the primary key, or the value of a
-single one. Whole batches are decoded at once. Must not know Spark, files or the broker.
+Rules: a record with a value sets a row, a record without (a tombstone) deletes the row of its key,
+and an event in Debezium's envelope does one of the two, by its ``op``. The key of a deleted row is
+in the event or in the record's key: a JSON object with the columns of the primary key, or just the
+value if it has one column. Whole batches are decoded at once. Must not know Spark, files or the
+broker.
 """
 
 import json
@@ -27,28 +28,28 @@ from strandline.values.schema import SchemaVersion
 
 _PLACE = ("stream", "partition", "offset")
 _IN_KEYS = ("key", "subject", "stream")
-"""Columns of a record that a later one may have the same of, so that it replaces a row."""
+"""A record's own columns that may be in a primary key: several records may have the same value."""
 _KEPT = ("c", "r", "u")
-"""Debezium's operations that leave a row: created, read in a snapshot, updated."""
+"""Debezium's operations that set a row: created, read in a snapshot, updated."""
 _DELETED = "d"
 _NO_KEY = "it deletes a row, and no key says which"
 _REASON_CHARACTERS = 200
 
 Bad = list[tuple[int, str]]
-"""Records of a batch that are no changes, with the reasons."""
+"""Index of each record that is not a valid change, and the reason."""
 
 
 class Changes(NamedTuple):
     """Rows to keep, and keys of rows to delete."""
 
     rows: pa.RecordBatch
-    """With the columns of the table."""
+    """The rows, with the columns of the table."""
     deletes: pa.RecordBatch
-    """With those of ``delete_schema``."""
+    """The keys, with the columns of ``delete_schema``."""
 
 
 class _Keys(NamedTuple):
-    """Primary keys, as far as they are in values, and the records that they are of."""
+    """Primary keys, and the index of the record of each."""
 
     columns: dict[str, pa.Array]
     sources: list[int]
@@ -61,16 +62,16 @@ def delete_schema(schema: pa.Schema, primary_key: Sequence[str]) -> pa.Schema:
 
 
 def place_columns(schema: pa.Schema) -> list[str]:
-    """Return the columns of a table that say in which order its records came."""
+    """Return the columns of a table that give the order of its records: partition and offset."""
     prefix = RECORD_PREFIX if f"{RECORD_PREFIX}offset" in schema.names else ""
     return [f"{prefix}{name}" for name in _PLACE if f"{prefix}{name}" in schema.names]
 
 
 def check_primary_key(schema: pa.Schema, primary_key: Sequence[str]) -> None:
-    """Check that rows can be told apart by these columns.
+    """Check that these columns can identify a row.
 
     Raises:
-        InvalidConfigError: one is no column of the table, differs for each record, or has a type
+        InvalidConfigError: a column is not in the table, differs for each record, or has a type
             without exact equality.
     """
     prefix = RECORD_PREFIX if f"{RECORD_PREFIX}offset" in schema.names else ""
@@ -104,7 +105,7 @@ def envelope_schema(columns: pa.Schema, *, has_wrapper: bool) -> pa.Schema:
 
 
 def rows_of_events(values: Iterable[bytes | None]) -> list[bytes]:
-    """Return the rows in Debezium's events of JSON, of which columns are inferred."""
+    """Return the rows in Debezium's JSON events, to infer columns from them."""
     found = []
     for value in values:
         try:
@@ -121,10 +122,11 @@ class ChangeDecoder:
 
     Args:
         schema: the schema of the table.
-        primary_key: its columns.
-        decode: decodes values, to ``envelope_schema`` if they are Debezium's; None: they stay.
-        is_debezium: whether they are.
-        versions: of the stream's schema: the columns in a key may have any of their names.
+        primary_key: the columns of the primary key.
+        decode: decodes values, to ``envelope_schema`` if they are Debezium's events; None: values
+            are not decoded.
+        is_debezium: whether values are Debezium's events.
+        versions: the versions of the stream's schema; columns in a key may have any name in them.
     """
 
     def __init__(
@@ -146,9 +148,9 @@ class ChangeDecoder:
         self._in_values = [schema.field(name) for name in primary_key if name not in own]
 
     def __call__(self, batch: pa.RecordBatch) -> tuple[Changes, Bad]:
-        """Return the changes of a batch, and its records that are none."""
+        """Return the changes of a batch, and the records that are not valid changes."""
         bad: Bad = []
-        # Rows that a query computed have no value, and delete nothing.
+        # Rows that a query computed have no column ``value``, and delete nothing.
         has_value = "value" in batch.schema.names
         is_gone = batch.column("value").is_null() if has_value else _repeat(False, batch.num_rows)
         places = pa.array(range(batch.num_rows), pa.int64())
@@ -173,9 +175,9 @@ class ChangeDecoder:
     def _of_events(
         self, events: pa.StructArray, sources: list[int], bad: Bad
     ) -> tuple[pa.StructArray, list[int], list[_Keys], list[int]]:
-        """Return the rows of events and their records, and what events delete.
+        """Return the rows of events with their records, and the deletes.
 
-        That is the keys in events, and the records whose own key it is.
+        A delete is a key in an event, or a record whose own key is to be deleted.
         """
         before, after, op = _unwrapped(events)
         places = pa.array(sources, pa.int64())
@@ -187,7 +189,7 @@ class ChangeDecoder:
         old, new = _columns(before), _columns(after)
         names = [field.name for field in self._in_values]
         is_known = _all([old[name].is_valid() for name in names], len(op))
-        # An update of the key itself leaves a row under the old one.
+        # An update that changes the key also has to delete the row of the old key.
         other = [pc.not_equal(old[name], new[name]).fill_null(False) for name in names]
         is_moved = pc.and_(is_kept, reduce(pc.or_, other, _repeat(False, len(op))))
         in_event = pc.and_(is_known, pc.or_(is_delete, is_moved))
@@ -203,7 +205,7 @@ class ChangeDecoder:
         )
 
     def _of_records(self, batch: pa.RecordBatch, gone: list[int], bad: Bad) -> _Keys:
-        """Return the primary keys in the keys of records."""
+        """Return the primary keys that the records' own keys contain."""
         if not self._in_values or not gone:
             return _Keys({field.name: pa.nulls(0, field.type) for field in self._in_values}, gone)
         keys: list[bytes | None] = [None] * len(gone)
@@ -217,14 +219,15 @@ class ChangeDecoder:
         return _Keys(_columns(decoded.rows), [given[place][0] for place in decoded.sources])
 
     def _as_object(self, key: bytes) -> bytes:
-        """Return a key as a JSON object; that of a single column may be its value."""
+        """Return a record's key as a JSON object; the key of one column may be just the value."""
         if len(self._in_values) > 1 or key.lstrip().startswith(b"{"):
             return _payload(key)
         [field] = self._in_values
         name = json.dumps(field.name).encode()
         is_text = not (pa.types.is_integer(field.type) or pa.types.is_boolean(field.type))
         if is_text and not key.startswith(b'"'):
-            # Of what is not UTF-8 half a character is left, which no JSON has.
+            # Bytes that are not UTF-8 become lone surrogates, which JSON does not allow, so such a
+            # key is rejected as bad.
             key = json.dumps(key.decode("utf-8", "surrogateescape")).encode()
         return b"{%b:%b}" % (name, key)
 
@@ -234,7 +237,7 @@ class ChangeDecoder:
         return pa.RecordBatch.from_arrays(arrays, schema=self._deletes)
 
     def _whole(self, rows: pa.RecordBatch, sources: list[int], bad: Bad) -> pa.RecordBatch:
-        """Return the rows that have a primary key; the records of others are bad."""
+        """Return the rows that have a complete primary key; note the records of others as bad."""
         has_key = _all([rows.column(name).is_valid() for name in self._primary_key], rows.num_rows)
         without = {sources[place] for place in pc.indices_nonzero(pc.invert(has_key)).to_pylist()}
         if not without:
@@ -247,18 +250,18 @@ class ChangeDecoder:
 
 
 def _payload(key: bytes) -> bytes:
-    """Return the object beside the schema of a key; a column of that name has no object."""
+    """Return a key without its ``schema``: the ``payload``, if that is a JSON object."""
     if b"payload" not in key:
         return key
     try:
         payload = msgspec.json.decode(key, type=dict[str, msgspec.Raw]).get("payload")
     except UNDECODABLE:
-        return key  # is rejected next, with a reason
+        return key  # decoding it will fail, with a reason
     return bytes(payload) if payload and bytes(payload).startswith(b"{") else key
 
 
 def _unwrapped(events: pa.StructArray) -> tuple[pa.StructArray, pa.StructArray, pa.Array]:
-    """Return ``before``, ``after`` and ``op`` of events, which may be in a ``payload``."""
+    """Return ``before``, ``after`` and ``op`` of events; they may be in a ``payload``."""
     # Flattened columns are null where their parent is.
     before, after, op, *payload = events.flatten()
     if not payload:

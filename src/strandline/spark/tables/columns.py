@@ -1,9 +1,9 @@
-"""The columns of a table that follow the schema of its stream, from version to version.
+"""The columns of a table that follows the versions of its stream's schema.
 
-Rules: a table keeps its columns and their order. A version adds columns at the end, fields within
-structs too; it widens types and gives new names where the format can. The versions are applied one
-after another, so that the columns do not depend on which of them a load has seen. A column that a
-format cannot change stays as it is. Pure: values and decisions, no files.
+Rules: a table keeps its columns and their order. A version adds columns at the end, and fields at
+the end of structs; it widens types and renames columns if the format can. The versions are applied
+one after another, so that the columns do not depend on which versions a load has seen. A column
+that a format cannot change stays unchanged. Pure: values and decisions, no files.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,9 +25,9 @@ class FollowingColumns(NamedTuple):
 
     schema: pa.Schema
     names: dict[str, str]
-    """The new name of a column for each of its earlier ones, where the format renames."""
+    """Maps each earlier name of a column to the new one, if the format renames."""
     kept: list[str]
-    """In words: columns whose types the table keeps, although the schema's are wider."""
+    """Descriptions of columns that stay narrower than in the schema, for the log."""
 
 
 def following_columns(
@@ -40,10 +40,10 @@ def following_columns(
     """Return the columns of values that a table has after all versions.
 
     Args:
-        columns: those it has.
+        columns: the table's present columns.
         versions: the versions of the schema of its stream, ascending.
-        table_format: Iceberg knows columns by ids, and renames and widens them; plain Parquet
-            widens; Delta Lake, as its library writes it, does neither.
+        table_format: Iceberg identifies columns by ids, and renames and widens them; plain Parquet
+            widens them; Delta Lake, as its library writes it, does neither.
         primary_key: columns that keep their names.
     """
     widens, renames = table_format != "delta", table_format == "iceberg"
@@ -73,14 +73,14 @@ def following_columns(
 
 
 def followed_type(old: pa.DataType, new: pa.DataType, *, widens: bool) -> pa.DataType:
-    """Return the type of a column after a version of a schema has another one for it.
+    """Return the type of a table's column after a version of the schema changed its type.
 
-    What is neither the same, nor wider, nor has more fields, stays as it is.
+    A column keeps its type unless the new one is wider or has more fields.
 
     Args:
         old: the column's present type.
-        new: in the schema.
-        widens: whether types may become wider; fields may be added all the same.
+        new: the type in the schema.
+        widens: whether types may become wider; fields may be added in any case.
     """
     if pa.types.is_struct(old) and pa.types.is_struct(new):
         theirs = {field.name: field.type for field in new}
@@ -102,17 +102,17 @@ def followed_type(old: pa.DataType, new: pa.DataType, *, widens: bool) -> pa.Dat
 
 
 def is_part(part: pa.DataType, whole: pa.DataType, *, widens: bool) -> bool:
-    """Return whether a column of one type may become one of another."""
+    """Return whether a column of type ``part`` may change to type ``whole``."""
     return bool(followed_type(part, whole, widens=widens) == whole)
 
 
 def follows(columns: pa.Schema, earlier: pa.Schema, names: Mapping[str, str]) -> bool:
-    """Return whether columns are earlier ones, widened or renamed, with others after them.
+    """Return whether columns are the earlier ones, perhaps widened or renamed, and new ones after.
 
     Args:
-        columns: of a table.
-        earlier: those that it had.
-        names: the new names of columns, by their earlier ones.
+        columns: the columns of a table.
+        earlier: the columns that it had before.
+        names: the new names of columns, by their earlier names.
     """
     return len(columns) >= len(earlier) and all(
         names.get(old.name, old.name) == new.name and is_part(old.type, new.type, widens=True)
@@ -130,12 +130,14 @@ def conformed(
 def with_columns(
     batch: pa.RecordBatch, schema: pa.Schema, names: Mapping[str, str] = _NONE
 ) -> pa.RecordBatch:
-    """Return rows with the columns of a schema in their own types, with nulls for those they lack.
+    """Return rows with the columns of a schema; columns that the rows lack are null.
+
+    Columns keep the types that they have in the rows.
 
     Args:
         batch: the rows.
         schema: the columns.
-        names: what columns of the rows are called by now.
+        names: the present names of columns, by their names in the rows.
     """
     found = {
         names.get(field.name, field.name): column

@@ -1,11 +1,10 @@
 """Compaction: merges small files of a table, in a commit like any other.
 
-Rules: a merge keeps the rows and the offsets, and follows the version of the table that it was
-decided on, so that of a merge and another commit one wins and the other decides anew. The files it
-replaces stay until their snapshots expire, so that readers of older versions are not disturbed.
-Files from before a column was added, widened or renamed are merged; those with columns that the
-table's rows have not, which others may have added, are left alone. Must not know Spark, nor the
-table's format.
+Rules: a merge keeps the rows and the offsets. It commits directly after the version of the table
+for which it was decided, so that of a merge and another commit one succeeds and the other decides
+again. The files it replaces stay until their snapshots expire, for readers of older versions. Files
+from before a column was added, widened or renamed are merged; files with columns that others may
+have added, and that the load does not have, are not. Must not know Spark, nor the table's format.
 """
 
 import logging
@@ -24,7 +23,7 @@ from strandline.spark.tables.store import Loaded, TableStore, usable
 logger = logging.getLogger(__name__)
 
 FILES_MAX = 24
-"""Small files that a table may have for each partition of its stream."""
+"""The number of small files for each partition of the stream, above which files are merged."""
 _PREFIX = "merged"
 
 
@@ -39,17 +38,18 @@ def compact(
 
     Args:
         store: the table.
-        file_bytes: size from which a file is not small, and at which a merged one is closed.
+        file_bytes: size at which a merged file is closed; files below half of it are small.
         compression: the compression of merged files.
-        files_max: small files for each partition.
+        files_max: the number of small files for each partition above which files are merged.
 
     Raises:
-        DataLossError: a committed file is gone.
+        DataLossError: a committed file is missing.
         UnavailableError: the table cannot be reached; whether the merge was committed is unknown.
     """
     loaded = store.load()
     state = loaded.state
-    # After a restore a load checks its offsets against the records; a merge would hide that.
+    # After a restore the next load checks its offsets against the records; a merge would hide the
+    # restore from that check.
     if state is None or state.restored:
         return 0
     files_max *= max(1, len(state.offsets))
@@ -89,10 +89,11 @@ def compact(
 
 
 def choose_files(files: Sequence[LiveFile], *, files_max: int, file_bytes: int) -> list[LiveFile]:
-    """Return the files to merge; none if there are few small ones.
+    """Return the files to merge; empty if there are few small ones.
 
-    The smallest are merged, so many that half of the limit is free again, and then those that are
-    not larger than the result so far: so a row is merged a few times, however small its commit was.
+    The smallest files are chosen, until only half of the limit is left, and then every file that is
+    not larger than the result so far, up to ``file_bytes``. So a row is merged only a few times,
+    however small its commit was.
     """
     small = sorted((f for f in files if f.size_bytes < file_bytes // 2), key=lambda f: f.size_bytes)
     if len(small) <= files_max:
@@ -117,7 +118,7 @@ def _rows(
     schema: pa.Schema,
     merged: list[LiveFile],
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of those files that have no other columns, and note the files."""
+    """Yield the rows of the files without foreign columns, and add these files to ``merged``."""
     names = store.names(loaded)
     for file in files:
         with usable(file.path), pq.ParquetFile(store.open_live(loaded, file)) as parquet:
@@ -128,7 +129,7 @@ def _rows(
 
 
 def _has_no_others(theirs: pa.Schema, schema: pa.Schema, names: Mapping[str, str]) -> bool:
-    """Return whether a file has only columns of the table, possibly as they were earlier."""
+    """Return whether a file has only columns of the table, perhaps with earlier names or types."""
     ours = {field.name: field.type for field in plain_schema(schema)}
     found = ((ours.get(names.get(field.name, field.name)), field.type) for field in theirs)
     return all(kind is not None and is_part(has, kind, widens=True) for kind, has in found)

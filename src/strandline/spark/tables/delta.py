@@ -1,14 +1,14 @@
 """A Delta Lake table as a store of commits: offsets and data in the same entry of the Delta log.
 
 Rules: a commit is written for exactly the next version (``max_commit_retries=0``), so of two
-writers one wins and the other decides anew; delta-rs alone would let both append. The state is JSON
-in the commit's information, and the offsets are Delta's application transactions besides
-(``strandline/<partition>``), which outlive the clean-up of the log. The state that counts is that
-of the version whose files the table has: a ``RESTORE`` takes it back too. What the Delta protocol
-asks of a writer and this one does not do is rejected at each commit, for the version that it
-follows. Data files get their names in the table's directory before the commit: the log alone says
-what is in a Delta table, and ``VACUUM`` removes what a crash in between left. Must not know Spark,
-nor what may be committed.
+writers one succeeds and the other decides again; delta-rs alone would let both append. The state is
+JSON in the commit's information. The offsets are also in Delta's application transactions
+(``strandline/<partition>``), which outlive the clean-up of the log. The valid state is that of the
+version whose files the table has: a ``RESTORE`` also restores the state. If the table requires a
+feature of its writers that this one lacks, each commit is rejected. Data files get their names in
+the table's directory before the commit: only the log says which files are in a Delta table, and
+``VACUUM`` removes files that a crash in between left. Must not know Spark, nor what may be
+committed.
 """
 
 import json
@@ -58,11 +58,11 @@ from strandline.spark.tables.store import (
 from strandline.values.decode import RECORD_PREFIX
 
 STATE_KEY = "strandline.state"
-"""Key of our state in the commit information."""
+"""Key of the state in the commit's information."""
 OFFSET_ID = "strandline/"
 """Prefix of the application transactions that hold a partition's committed offset."""
 SEQUENCE_ID = "strandline-commits"
-"""The application transaction that counts our commits."""
+"""The application transaction that counts the commits of loads."""
 PARTITIONS_ID = "strandline-partitions"
 """The application transaction with the number of partitions of a stream."""
 STREAMS_ID = "strandline-stream-partitions"
@@ -120,8 +120,8 @@ class DeltaStore(TableStore):
         table = DeltaTable(str(self.directory), storage_options=self.directory.delta_options())
         while True:
             version, state = table.version(), _committed(table)
-            # delta-rs reads the history of the newest version, under the numbers of the loaded one:
-            # after a commit in between the state would be ahead of the files.
+            # delta-rs reads the history of the newest version, but with the numbers of the loaded
+            # one: after a commit in between the state would be ahead of the files.
             table.update_incremental()
             if table.version() == version:
                 return Loaded(state, table)
@@ -129,7 +129,7 @@ class DeltaStore(TableStore):
     def check_kind(self, schema: pa.Schema | None) -> None:
         """Check that there is no table of plain files, nor a foreign Delta table of other columns.
 
-        The state of our own table has its columns.
+        The columns of a table of a load are checked later, by its state.
         """
         if TableFiles(self.directory).sequences():
             raise InvalidRequestError(
@@ -181,7 +181,7 @@ class DeltaStore(TableStore):
         return True
 
     def _check_lost_race(self, after: Loaded, error: Exception) -> None:
-        """Check that a commit failed because of another one; raise what else is wrong."""
+        """Check that a commit failed because of another commit; raise any other error."""
         # Retry only after another writer's commit: other failures would recur without end.
         is_lost_race = isinstance(error, CommitFailedError) or "already exists" in str(error)
         if is_lost_race and self._has_moved_on(after):
@@ -195,13 +195,13 @@ class DeltaStore(TableStore):
         ) from error
 
     def _add_columns(self, after: Loaded, ours: pa.Schema) -> bool:
-        """Add the columns of ours that a table lacks, in a commit of its own; False: it lacks none.
+        """Add the columns that the table lacks, in a separate commit; False: it lacks none.
 
-        The library has no commit of columns and files. A crash in between leaves columns of nulls,
-        and the state of the table says nothing of them: the batch is decided anew.
+        The library has no commit of both columns and files. After a crash in between, the new
+        columns are null and the table's state does not have them; the batch is decided again.
 
         Raises:
-            InvalidRequestError: the table has a column of that name and another type.
+            InvalidRequestError: the table has a column of this name with another type.
         """
         table: DeltaTable = after.at
         theirs = _schema(table)
@@ -276,7 +276,7 @@ class DeltaStore(TableStore):
         return timestamp
 
     def expire(self, *, age_s: float) -> int:
-        """Remove files that the log says were replaced so long ago, by ``VACUUM``."""
+        """Remove the files that were replaced at least ``age_s`` seconds ago, by ``VACUUM``."""
         table: DeltaTable | None = self.load().at
         if table is None:
             return 0
@@ -286,7 +286,7 @@ class DeltaStore(TableStore):
         vacuumed_ms = next(
             (each["timestamp"] for each in history if each.get("operation") == "VACUUM END"), 0
         )
-        # Each lists the directory, so a tenth of the time has to pass between them.
+        # A ``VACUUM`` lists the directory, so run one only each tenth of ``age_s``.
         if history[-1]["timestamp"] > since_ms or vacuumed_ms > since_ms + age_s * 900:
             return 0
         try:
@@ -306,7 +306,7 @@ def _committed(table: DeltaTable) -> TableState | None:
     """Return the state of our newest commit in the table, after any ``RESTORE``.
 
     Raises:
-        InvalidRequestError: it cannot be determined.
+        InvalidRequestError: the state cannot be determined.
     """
     history = table.history()
     newest, undone = table.version(), None
@@ -334,7 +334,7 @@ def _restored_version(entry: Mapping[str, Any], older: Sequence[Mapping[str, Any
     """Return the version that a ``RESTORE`` brought back, given by number or time.
 
     Raises:
-        InvalidRequestError: it gives neither, or a time that no version has.
+        InvalidRequestError: the entry has neither.
     """
     given = entry.get("operationParameters", {})
     if str(given.get("version", "")).isdecimal():
@@ -349,7 +349,7 @@ def _restored_version(entry: Mapping[str, Any], older: Sequence[Mapping[str, Any
 
 
 def _milliseconds(text: str) -> float | None:
-    """Return Unix milliseconds from a number or a time with its zone; None if it is neither."""
+    """Return the Unix milliseconds of a number or a time with its zone; None: it is neither."""
     if text.isdecimal():
         return int(text)
     try:
@@ -360,10 +360,11 @@ def _milliseconds(text: str) -> float | None:
 
 
 def _check_writable(table: DeltaTable, ours: Schema, *, replaces: bool = False) -> None:
-    """Check that a table allows an append of rows of these columns, or to replace some.
+    """Check that this writer may append rows with these columns to a table, or replace rows.
 
     Raises:
-        InvalidRequestError: naming the required feature, and what to do.
+        InvalidRequestError: the table requires a feature that this writer lacks; the message names
+            it, and says what to do.
     """
     metadata, protocol = table.metadata(), table.protocol()
     theirs = {field.name: field for field in table.schema().fields}

@@ -1,12 +1,13 @@
 """A table of plain Parquet files: manifests published one after another, files in their place.
 
     table/part-<commit>-<n>.parquet          committed data, hard links of staged files
-    table/_strandline/commits/<number>.json  manifests; the truth
+    table/_strandline/commits/<number>.json  manifests, which say what is committed
 
-Rules: a manifest appears at once under a name that must not exist, so of two writers one wins and a
-reader never sees half of one; everything a manifest names is durable before the manifest is; a data
-file gets its place only after the manifest that names it, so a plain listing of a directory never
-shows what is not committed. (A listing of an object store may: files are written in their place.)
+Rules: a manifest appears at once under a name that must not exist, so of two writers one succeeds,
+and a reader never sees half a manifest. Everything a manifest names is durable before the manifest
+is. A data file gets its place only after the manifest that names it, so a plain listing of a
+directory never shows uncommitted files. (A listing of an object store may: files are written in
+their place.)
 Must not know Spark, nor what may be committed.
 """
 
@@ -55,7 +56,7 @@ class TableFiles(TableStore):
         directory: the directory of the table, or its path: absolute, relative or a ``file:`` URI.
 
     Raises:
-        InvalidConfigError: a URI of another kind.
+        InvalidConfigError: the path is a URI of another kind.
     """
 
     def __init__(self, directory: TableDirectory | str) -> None:
@@ -101,10 +102,10 @@ class TableFiles(TableStore):
         return sorted(int(name[:-5]) for name in names if name[:-5].isdecimal())
 
     def load(self) -> Loaded:
-        """Return the newest manifest, its files in their place."""
+        """Return the newest manifest, after placing its files."""
         last = self.load_last()
         if last is not None:
-            # Its writer may have been killed before the sync, or before it placed the files.
+            # The manifest's writer may have been killed before it synced or placed the files.
             self.directory.settle(COMMITS)
             self.directory.place(last.files)
         return Loaded(last)
@@ -166,7 +167,7 @@ class TableFiles(TableStore):
                 yield from (conformed(batch, schema) for batch in parquet.iter_batches())
 
     def live_files(self, loaded: Loaded, *, every: bool = False) -> list[LiveFile]:
-        """Return what the manifests up to the loaded one name, which is all."""
+        """Return all files that the manifests up to the loaded one name."""
         del every
         return [
             LiveFile(path=file.name, rows=file.rows, size_bytes=file.size_bytes)
@@ -174,7 +175,7 @@ class TableFiles(TableStore):
         ]
 
     def open_live(self, loaded: Loaded, file: LiveFile) -> Any:
-        """Open a file, which may still be staged if its commit is the loaded one."""
+        """Open a file; if its commit is the loaded one, the file may still be staged."""
         newest = {each.name: each for each in _manifest(loaded).files}
         named = newest.get(file.path) or DataFile(
             name=file.path, staged="", rows=file.rows, size_bytes=file.size_bytes
@@ -182,11 +183,11 @@ class TableFiles(TableStore):
         return self.directory.open_file(self.directory.locate(named))
 
     def committed_at_ms(self, loaded: Loaded) -> int | None:
-        """Return the time in the manifest."""
+        """Return the time of the commit from the manifest."""
         return None if loaded.state is None else _manifest(loaded).committed_at_ms
 
     def expire(self, *, age_s: float) -> int:
-        """Remove files replaced so long ago, and the manifests that name them."""
+        """Remove files that were replaced at least ``age_s`` seconds ago, and their manifests."""
         limit_ms = time.time_ns() // 1_000_000 - int(age_s * 1000)
         removed, passed = 0, list[int]()
         for sequence in self.sequences():
@@ -194,7 +195,7 @@ class TableFiles(TableStore):
             if manifest.committed_at_ms > limit_ms:
                 break
             if passed and manifest.replaced:
-                # Files first: after a crash the manifests still say which.
+                # Files first: after a crash the manifests still say which files to remove.
                 self.directory.remove(manifest.replaced)
                 self.directory.remove([_manifest_name(each) for each in passed])
                 removed, passed = removed + len(manifest.replaced), []

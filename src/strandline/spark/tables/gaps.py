@@ -1,10 +1,10 @@
 """Distinguishes offsets without a record from missing records, by asking the stream.
 
-Rules: transaction markers, aborted records and compacted records have offsets and are not read, so
-a batch without them is complete. A stream is asked only about partitions with missing offsets, and
-only for offsets. The options name the stream, or else the column ``offset``, whose metadata come
-from the source and pass through a query. Rows of several streams name theirs in the column
-``stream``. Must not know files.
+Rules: transaction markers, aborted records and compacted records have offsets but are not read, so
+a batch without them is complete. The broker is asked only about partitions with missing offsets,
+and only for offsets. The stream is in the options, or in the metadata of the column ``offset``,
+which come from the source and pass through a query. Rows of several streams name their stream in
+the column ``stream``. Must not know files.
 """
 
 import logging
@@ -22,14 +22,14 @@ logger = logging.getLogger(__name__)
 
 
 class GapExplainer:
-    """The streams that a table's rows come from, as far as they are known.
+    """Asks the streams of a table's rows, if they are known, about missing offsets.
 
     Args:
         options: the options of the table.
         schema: the schema of the rows, with the metadata of its columns.
 
     Raises:
-        InvalidConfigError: the rows come from several streams, and do not say from which.
+        InvalidConfigError: the rows come from several streams, and do not name their stream.
     """
 
     def __init__(self, options: TableOptions, schema: StructType) -> None:
@@ -38,9 +38,9 @@ class GapExplainer:
         self._origin = _origin(options, schema)
 
     def explain(self, last: TableState | None, proposal: Proposal) -> Proposal:
-        """Add to a proposal the stream's record counts where offsets are missing.
+        """Add to a proposal how many records the stream has at missing offsets.
 
-        Of several streams those that its load did not know when it began are identified, too.
+        With several streams, also add the identities of streams that are new to the load.
 
         Raises:
             UnknownStreamError: there is no such stream.
@@ -55,7 +55,7 @@ class GapExplainer:
         return msgspec.structs.replace(proposal, stored=stored, stream=self._identified(proposal))
 
     def _identified(self, proposal: Proposal) -> str | None:
-        """Return the identities of a proposal's streams, if those of a load are given."""
+        """Return the identities of a proposal's streams, if the options have those of a load."""
         if proposal.stream is None or not proposal.has_several:
             return proposal.stream
         known = identities(proposal.stream)
@@ -66,17 +66,17 @@ class GapExplainer:
         return ",".join(sorted(known.values()))
 
     def _place(self, partition: PartitionId) -> tuple[ReadOptions, int]:
-        """Return the read of a partition's stream, and its number."""
+        """Return the options to read a partition's stream, and the partition's number."""
         assert self._origin is not None
         stream, number = self._origin.place(self._origin.key_of(partition))
         return self._origin.of_stream(stream), number
 
 
 def _has_several(options: TableOptions, schema: StructType) -> bool:
-    """Return whether rows are of several streams, which their column ``stream`` names.
+    """Return whether rows come from several streams, which their column ``stream`` names.
 
     Raises:
-        InvalidConfigError: they have no such column.
+        InvalidConfigError: the rows lack this column.
     """
     fields = {field.name: field for field in schema.fields}
     if "offset" not in fields or "partition" not in fields or options.stream is not None:
@@ -92,12 +92,12 @@ def _has_several(options: TableOptions, schema: StructType) -> bool:
             "'source_offset'): each micro-batch is then committed once by its number, as long as "
             "the checkpoint is kept"
         )
-    # A read with a schema of its own has no metadata.
+    # The columns of a read with a schema in the query have no metadata.
     return is_named
 
 
 def _origin(options: TableOptions, schema: StructType) -> ReadOptions | None:
-    """Return the broker of the rows, and their stream unless they name it; None: unknown."""
+    """Return the broker of the rows, and their stream unless rows name it; None: unknown."""
     if options.server is not None and (options.stream is not None or _has_several(options, schema)):
         return ReadOptions(server=options.server, stream=options.stream)
     for field in schema.fields:
@@ -113,9 +113,9 @@ def _stored(
 
     Args:
         options: the options of the table, with the stream.
-        partition: its number.
-        span: half-open; from 0 if nothing of the partition was committed.
-        found: the batch's own range.
+        partition: the number of the partition.
+        span: the offsets, half-open; from 0 if nothing of the partition was committed.
+        found: the range of the batch.
     """
     start, stop = span
     rows, total, state = stored_offsets(options, OffsetRange(partition, start, stop))

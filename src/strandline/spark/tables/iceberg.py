@@ -1,13 +1,14 @@
 """An Iceberg table as a store of commits: offsets and data in the same metadata file.
 
 Rules: the state is a property of the table, set in the transaction that adds the files, so it
-survives the expiry of snapshots; the snapshot's own properties say what it added, and up to which
-offsets the table then was. A rollback leaves the properties as they are, so the state counts only
-if the current snapshot descends from its own; else the newest ancestor says what is committed. A
-table whose partitions or columns do not fit is rejected. pyiceberg repeats a commit that lost a
-race, with the same files after the winner's; that would double records, so the table's
-``commit.retry.num-retries`` is set to 0 and the loser decides anew. Data files get their names
-under the table's location before the commit. Must not know Spark, nor what may be committed.
+survives the expiry of snapshots. The summary of a snapshot has the number of its commit and the
+table's offsets after it. A rollback does not change the properties, so the state is valid only if
+the current snapshot descends from the snapshot of the state; otherwise the summary of the newest
+ancestor says what is committed. A table whose partitions or columns do not fit is rejected.
+pyiceberg repeats a commit that lost a race, with the same files after the winner's; that would
+store records twice, so the table's ``commit.retry.num-retries`` is set to 0 and the loser decides
+again. Data files get their names under the table's location before the commit. Must not know Spark,
+nor what may be committed.
 """
 
 import contextlib
@@ -56,13 +57,13 @@ from strandline.spark.tables.store import (
 )
 
 STATE_KEY = "strandline.state"
-"""The table property with our state."""
+"""The table property with the state of loads."""
 _SEQUENCE_KEY = "strandline.sequence"
 _OFFSETS_KEY = "strandline.offsets"
-"""Keys in a snapshot's summary: the number of our commit, and the table's offsets after it."""
+"""Keys in a snapshot's summary: the number of the commit, and the table's offsets after it."""
 _RETRIES_KEY = "commit.retry.num-retries"
 _METADATA_KEY = "write.metadata.delete-after-commit.enabled"
-"""Each commit writes a metadata file; of a table that we create the last hundred stay."""
+"""Each commit writes a metadata file; a table that a load creates keeps the last hundred."""
 
 
 class IcebergStore(TableStore):
@@ -104,7 +105,7 @@ class IcebergStore(TableStore):
         """Add the files and set the state in one transaction on the table that was loaded."""
         table: Table = after.at
         if table.properties.get(_RETRIES_KEY) != "0":
-            # Not in ``load``, which readers call, too. The caller loads and decides anew.
+            # Not in ``load``, which readers call, too. The caller then loads and decides again.
             with contextlib.suppress(CommitFailedException), table.transaction() as transaction:
                 transaction.set_properties({_RETRIES_KEY: "0"})
             return False
@@ -151,7 +152,7 @@ class IcebergStore(TableStore):
         return found
 
     def names(self, loaded: Loaded) -> Mapping[str, str]:
-        """Return what the name mapping says, by which the format reads our files."""
+        """Return the present names of columns, from the table's name mapping."""
         table: Table = loaded.at
         by_id = {field.field_id: field.name for field in table.schema().fields}
         mapping = table.name_mapping()
@@ -177,7 +178,7 @@ class IcebergStore(TableStore):
         table: Table | None = self.load().at
         now_s = time.time()
         ages_s = [now_s - each.timestamp_ms / 1000 for each in table.snapshots()] if table else []
-        # A tenth of the time at once: each reads all manifests.
+        # An expiry reads all manifests, so run one only for each tenth of ``age_s``.
         if table is None or max(ages_s, default=0) < age_s * 1.1:
             return 0
         try:
@@ -203,10 +204,10 @@ def open_catalog(
 
     Args:
         properties: the properties of the catalog, with its ``name``.
-        storage: settings of the object store, with references in place of secrets.
+        storage: settings of the object store, with references instead of secrets.
 
     Raises:
-        InvalidConfigError: they name no catalog, or one that cannot be opened.
+        InvalidConfigError: the properties name no catalog, or the catalog cannot be opened.
         UnavailableError: the catalog does not answer.
     """
     rest = {key: value for key, value in properties.items() if key != "name"}
@@ -240,13 +241,14 @@ def prepare_iceberg(
 
     Args:
         name: ``namespace.table``.
-        catalog: as ``IcebergStore``.
-        storage: as ``IcebergStore``.
-        schema: of a new table.
-        is_followed: whether its columns follow a stream's schema, and may have other names by now.
+        catalog: as for ``IcebergStore``.
+        storage: as for ``IcebergStore``.
+        schema: the columns of a new table.
+        is_followed: whether the table follows a stream's schema, so that its columns may have other
+            names.
 
     Raises:
-        InvalidRequestError: it is partitioned, or has other columns.
+        InvalidRequestError: the table is partitioned, or has other columns.
     """
     namespace = _namespace_of(name)
     opened = open_catalog(catalog, storage)
@@ -258,7 +260,7 @@ def prepare_iceberg(
 
 
 def _follow(transaction: Transaction, ours: pa.Schema, *, names: Mapping[str, str]) -> None:
-    """Give a table the columns of our rows: renamed by their ids, widened, and new ones."""
+    """Change a table's columns to those of new rows: rename by id, widen types, add columns."""
     theirs = [field.name for field in transaction.table_metadata.schema().fields]
     with transaction.update_schema() as renaming:
         for name in theirs:
@@ -276,7 +278,7 @@ def _namespace_of(name: str) -> str:
 
 
 def _add(transaction: Transaction, paths: list[str], *, summary: dict[str, str]) -> None:
-    """Add files, or an empty snapshot, without which the catalog would not compare."""
+    """Add files, or an empty snapshot: only with a snapshot does the catalog detect a lost race."""
     if paths:
         transaction.add_files(paths, snapshot_properties=summary, check_duplicate_files=False)
     else:
@@ -287,7 +289,7 @@ def _add(transaction: Transaction, paths: list[str], *, summary: dict[str, str])
 def _replace(
     transaction: Transaction, replaced: Sequence[str], paths: list[str], *, summary: dict[str, str]
 ) -> None:
-    """Replace data files by others with the same rows, in one snapshot."""
+    """Replace data files by new ones, in one snapshot."""
     table = transaction._table  # noqa: SLF001 - as loaded; a transaction does not show it
     with transaction.update_snapshot(snapshot_properties=summary).overwrite() as snapshot:
         for file in _data_files(table):
@@ -300,7 +302,7 @@ def _replace(
 
 
 def _data_files(table: Table) -> list[DataFile]:
-    """Return the Parquet files of the current snapshot whose rows are all there."""
+    """Return the Parquet files of the current snapshot of which no rows are deleted."""
     return [
         task.file
         for task in table.scan().plan_files()
@@ -320,11 +322,11 @@ def _current_state(table: Table, state: TableState) -> TableState:
     """Return the state committed in the current snapshot.
 
     Args:
-        table: as loaded.
+        table: the table as loaded.
         state: the last stored state, of any snapshot.
 
     Raises:
-        InvalidRequestError: the table was rolled back to a snapshot without it.
+        InvalidRequestError: the table was rolled back to a snapshot without a state.
     """
     known = {each.snapshot_id: each for each in table.snapshots()}
     at = table.metadata.current_snapshot_id
@@ -355,13 +357,13 @@ def _has_record(table: Table, values: Mapping[str, int | str]) -> bool:
 
 
 def _restored(state: TableState, offsets: Mapping[str, int]) -> TableState:
-    """Return a state with other offsets; its number is kept, so that the next commit's is new."""
+    """Return a state with other offsets and the same number, so that the next number is new."""
     committed = {partition_id(name): offset for name, offset in offsets.items()}
     return msgspec.structs.replace(state, offsets=committed, transactions={}, restored=True)
 
 
 def _is_commit(snapshot: Snapshot, sequence: int) -> bool:
-    """Return whether a snapshot is our commit of this number."""
+    """Return whether a snapshot is the commit with this number of a load."""
     summary = snapshot.summary
     found = summary.additional_properties.get(_SEQUENCE_KEY) if summary else None
     return found == str(sequence)
@@ -371,8 +373,8 @@ def _check_writable(table: Table, ours: pa.Schema) -> None:
     """Check that rows can be added to a table that others may have changed.
 
     Raises:
-        InvalidRequestError: it is partitioned, or columns were renamed, dropped or added as
-            required.
+        InvalidRequestError: the table is partitioned, or its columns were renamed or dropped, or a
+            required one was added.
     """
     if not table.spec().is_unpartitioned():
         raise _unwritable(table, reason=f"it is partitioned by {table.spec()}")
@@ -408,7 +410,7 @@ def location_of(name: str, *, catalog: Mapping[str, str], storage: Mapping[str, 
     """Return the location of an existing table.
 
     Raises:
-        InvalidConfigError: it does not exist, or the name is not one of a table.
+        InvalidConfigError: the table does not exist, or the name is not valid.
     """
     _namespace_of(name)
     try:
@@ -428,7 +430,7 @@ def _load_table(name: str, catalog: Mapping[str, str], storage: Mapping[str, str
 def _reached(name: str) -> Iterator[None]:
     """Translate the errors of a catalog or object store that does not answer.
 
-    Those of a catalog in a database are SQLAlchemy's, which is imported with such a catalog only.
+    A catalog in a database raises errors of SQLAlchemy, which is imported only for such a catalog.
     """
     try:
         yield

@@ -1,8 +1,8 @@
 """Spark's readers and writers of the exactly-once table.
 
-Rules: tasks stage files, and the driver commits them in one step under (transaction id, batch): the
-query's id and Spark's batch number, unless ``txnId`` is given. ``abort`` removes nothing, because
-Spark also calls it after a commit that succeeded without an answer; garbage is removed by age.
+Rules: tasks stage files, and the driver commits them in one step under a transaction id and a batch
+number: the query's id and Spark's batch number, unless ``txnId`` is given. ``abort`` removes
+nothing, since Spark also calls it after a commit whose answer was lost; garbage is removed by age.
 ``log`` decides what may be committed.
 """
 
@@ -63,13 +63,13 @@ class StagedFiles(WriterCommitMessage):
     batch: int
     rows: StagedRows
     letters: Part | None
-    """Rejected values for the dead-letter stream."""
+    """The staged part with rejected values, for the dead-letter stream."""
     values: pa.Schema | None
     """The columns of decoded values."""
     version: int
-    """Of the stream's schema by which they were decoded."""
+    """The version of the stream's schema by which the values were decoded."""
     names: dict[str, str] | None
-    """If the columns follow it: the new names of columns."""
+    """The new names of columns, if the columns follow the stream's schema."""
 
 
 class TableCommitter:
@@ -125,9 +125,9 @@ class TableCommitter:
             )
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Commit the staged files of a batch; has no effect when repeated."""
+        """Commit the staged files of a batch; a repeated call has no effect."""
         staged = [message for message in messages if isinstance(message, StagedFiles)]
-        # If a version was set while the tasks ran, the columns of the newest hold what all staged.
+        # If a version was set while tasks ran, its columns can hold the rows of all tasks.
         newest = max(staged, key=lambda message: message.version, default=None)
         if newest is not None:
             if any(message.names != newest.names for message in staged):
@@ -154,10 +154,11 @@ class TableCommitter:
         state = self.store.load().state
         # A batch without rows creates the table, so that readers get no rows instead of an error.
         if proposal.files or proposal.ranges or state is None:
-            # A batch rejected here leaves no dead letters. These are committed before the table:
-            # after a crash in between, the replay repeats them without effect, and commits.
+            # If the batch is rejected here, no dead letters are published. They are committed
+            # before the table: after a crash in between, the replay repeats that commit without
+            # effect, and then commits the table.
             decide(state, self.gaps.explain(state, proposal))
-            self.store.create()  # where no task has run
+            self.store.create()  # a batch without rows has no tasks that would do so
             letters = [message.letters for message in staged if message.letters]
             if letters:
                 assert self.options.server is not None
@@ -173,11 +174,11 @@ class TableCommitter:
             self._maintain()
 
     def _schema(self, values: pa.Schema | None) -> pa.Schema:
-        """Return the columns of the table, with these of values."""
+        """Return the columns of the table, given the columns of decoded values."""
         return self.records if values is None else decoded_schema(self.records, values)
 
     def _maintain(self) -> None:
-        """Merge small files if there are too many, and expire old snapshots where files go."""
+        """Merge small files if there are too many, and remove files of expired snapshots."""
         try:
             compression, is_merged = self.options.compression, 0
             if self.options.compaction:
@@ -187,7 +188,7 @@ class TableCommitter:
             if is_merged or self.options.primary_key:
                 self.store.expire(age_s=self.options.snapshot_age_ms / 1000)
         except UnavailableError as error:
-            # The batch is committed. The next commit tries again.
+            # The batch is committed already, so this is no failure; the next commit tries again.
             logger.warning("compaction of %s: %s", self.store.directory, error)
 
 

@@ -47,18 +47,18 @@ _SEVERAL = pa.schema([pa.field("stream", pa.string()), *RECORD_SCHEMA])
 
 @dataclass(frozen=True)
 class LiveTable:
-    """Rows of a table as it was committed, and of the log from there to its end at that moment.
+    """The committed rows of a table, and then the records of the log up to its end at that moment.
 
-    Reading it again gives the same rows; ``strandline.table`` again gives newer ones. Polars,
-    DuckDB and pyarrow take it where they take Arrow data (``__arrow_c_stream__``).
+    Reading it again gives the same rows; call ``strandline.table`` again for newer ones. Polars,
+    DuckDB and pyarrow accept it as Arrow data (``__arrow_c_stream__``).
     """
 
     schema: pa.Schema
-    """With the columns of the stream's newest schema, if values are decoded by that."""
+    """The columns; those of the stream's newest schema, if values are decoded by it."""
     tail: list[OffsetRange]
-    """What is read from the log."""
+    """The ranges that are read from the log."""
     names: dict[str, str]
-    """What the table's columns are called by now."""
+    """The new names of the table's columns, by their names in its files."""
     _store: TableStore
     _loaded: Loaded
     _options: ReadOptions
@@ -67,10 +67,11 @@ class LiveTable:
     _decode: Decode | None
 
     def reader(self) -> pa.RecordBatchReader:
-        """Return a reader of all rows, first the table's, then the log's; reads as it is consumed.
+        """Return a reader of all rows, first the table's, then the log's.
 
-        Its errors, in reading: ``DataLossError`` if records were deleted before they were loaded,
-        ``InvalidRecordError`` for a value that cannot be decoded, ``UnavailableError``.
+        It reads as it is consumed. Errors while reading: ``DataLossError`` if records were deleted
+        before they were loaded, ``InvalidRecordError`` for a value that cannot be decoded,
+        ``UnavailableError``.
         """
         return pa.RecordBatchReader.from_batches(self.schema, self._batches())
 
@@ -109,10 +110,10 @@ def table(
     """Return a table that a stream is loaded into, with the records that are not loaded yet.
 
     Args:
-        stream: its name, or those of several that are loaded into one table.
+        stream: the name of the stream, or the names of several that are loaded into one table.
         table: the table's directory or URL, or ``namespace.table`` of an Iceberg table, as in
             ``into`` of the load.
-        stream_pattern: in place of ``stream``, as in the load.
+        stream_pattern: instead of ``stream``, as in the load.
         server: the broker's Flight address; in a cluster several, separated by commas.
         table_format: ``parquet``, ``delta`` or ``iceberg``.
         catalog: properties of the Iceberg catalog.
@@ -132,8 +133,8 @@ def table(
     """
     where = {"catalog": catalog, "storage": storage}
     store = existing_store(table, table_format=table_format, **where)
-    # The table before the log: what is committed in between is read from the log, and not from the
-    # table, whose files are those of the loaded commit.
+    # The table is loaded before the log's end is read. Records that a load commits in between are
+    # read from the log, and not from the table, whose files are those of the loaded commit.
     loaded = store.load()
     options = _read_options(server, stream, stream_pattern)
     extent = stream_state(options)
@@ -173,9 +174,9 @@ def table(
 def _versions(
     options: ReadOptions, values: ValueFormat, avro_schema: str | None
 ) -> Sequence[SchemaVersion]:
-    """Return the versions of the stream's schema; none if another is given, or of several streams.
+    """Return the versions of the stream's schema; none with another schema or several streams.
 
-    They are asked for after the end of the log, so that they are those of its records.
+    They are read after the end of the log, so that they include the versions of all its records.
     """
     if avro_schema is not None or values in ("raw", "arrow") or options.stream is None:
         return ()
@@ -199,7 +200,7 @@ def _read_options(
 def _tail(
     options: ReadOptions, extent: StreamExtent, state: TableState | None
 ) -> list[OffsetRange]:
-    """Return what is not in the table; a partition without an offset begins at its log start."""
+    """Return the ranges that are not in the table; a new partition begins at its log start."""
     committed = state.offsets if state is not None else {}
     start = starting_offsets(extent.partitions, options)
     start |= keyed(committed.items(), options, identity=extent.identity)
@@ -212,7 +213,7 @@ def _schema(
     """Return the columns of the rows.
 
     Raises:
-        InvalidConfigError: they are not those of records, or of values decoded by a load.
+        InvalidConfigError: the table's columns are not those of records, nor of decoded values.
     """
     if state is None:
         if values != "raw":
@@ -265,13 +266,13 @@ def _record_schema(schema: pa.Schema, own: pa.Schema) -> pa.Schema:
 
 
 def _own(schema: pa.Schema) -> list[str]:
-    """Return the columns of a table of decoded values that are the record's own."""
+    """Return the record's own columns of a table of decoded values."""
     own = {f"{RECORD_PREFIX}{name}" for name in RECORD_COLUMNS}
     return [name for name in schema.names if name in own]
 
 
 def _decoder(schema: pa.Schema, values: ValueFormat, *, skip_invalid: bool, **avro: Any) -> Decode:
-    """Return the function that makes rows of a table of a batch of records."""
+    """Return a function that converts a batch of records to rows of the table."""
     own = _own(schema)
     columns = pa.schema([field for field in schema if field.name not in own])
     decode_values = value_decoder(values, columns, **avro)

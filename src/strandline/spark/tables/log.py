@@ -28,7 +28,7 @@ _WORD = 1 << 64
 
 
 class RangeSummary(msgspec.Struct, frozen=True, array_like=True):
-    """The rows of one partition: offsets ``start <= offset < stop``, how many rows, their sum."""
+    """A summary of the rows of one partition: ``start <= offset < stop``, count, sum of offsets."""
 
     start: int
     stop: int
@@ -53,9 +53,9 @@ class DataFile(msgspec.Struct, frozen=True, kw_only=True):
     """A Parquet file of the table."""
 
     name: str
-    """Its name among the committed files, once placed there."""
+    """The file's name among the committed files, once it is placed there."""
     staged: str
-    """Its name in the staging directory."""
+    """The file's name in the staging directory."""
     rows: int
     size_bytes: int
 
@@ -64,7 +64,7 @@ class LiveFile(msgspec.Struct, frozen=True, kw_only=True):
     """A data file of a table as it was loaded, whoever wrote it."""
 
     path: str
-    """As the table's log has it."""
+    """The path as written in the table's log."""
     rows: int
     size_bytes: int
 
@@ -78,16 +78,16 @@ class LastBatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TableState(msgspec.Struct, frozen=True, kw_only=True):
-    """The committed state, as later decisions need it."""
+    """The committed state of a table, with everything that later decisions need."""
 
     version: int = MANIFEST_VERSION
     sequence: int
-    """Number of our commit, from 0."""
+    """The number of the commit among those of loads, from 0."""
     arrow_schema: bytes
     """The schema of every data file, in Arrow's IPC form."""
     tracks_offsets: bool
     offsets: dict[PartitionId, int] = {}
-    """For each partition the offset up to which it is committed, exclusive."""
+    """The offset up to which each partition is committed, exclusive."""
     transactions: dict[str, LastBatch] = {}
     stream: str | None = None
     """The stream of the offsets, name and creation time; of several with commas between; None:
@@ -107,11 +107,11 @@ class Manifest(TableState, frozen=True, kw_only=True, forbid_unknown_fields=True
     rows: int
     committed_at_ms: int
     files: list[DataFile]
-    """What it adds, or, if it is complete, all of the table's."""
+    """The files that this commit adds; of a complete manifest, all files of the table."""
     base: int = 0
-    """Number of the newest complete manifest, possibly this one; or of the first."""
+    """Number of the newest complete manifest, possibly this one; without one, of the first."""
     replaced: list[str] = []
-    """If it is complete: the files that it replaces."""
+    """The files that a complete manifest replaces."""
 
 
 class Proposal(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,27 +131,27 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     primary_key: list[str] = []
     """As in ``TableState``."""
     deletes: list[DataFile] = []
-    """Files with keys of rows to delete."""
+    """Files with the keys of rows to delete."""
     stored: Ranges = {}
-    """The stream's record counts for the spans that ``unexplained`` returns."""
+    """How many records the stream has in each span that ``unexplained`` returns."""
     replaces: list[str] = []
-    """The paths of live files whose rows, as far as they are left, are in ``files``."""
+    """Paths of live files that ``files`` replace; ``files`` have their rows that remain."""
     follows: dict[str, str] | None = None
     """If the columns may be the table's with others after them, or wider: new names of columns."""
 
     @property
     def has_several(self) -> bool | None:
-        """Return whether the ranges are those of several streams; None: there are none."""
+        """Return whether the ranges are of several streams; None: there are no ranges."""
         return isinstance(next(iter(self.ranges)), str) if self.ranges else None
 
     @property
     def changes_data(self) -> bool:
-        """Return whether rows come or go, as by no merge of files."""
+        """Return whether the commit adds or removes rows; a merge of files does not."""
         return bool(self.ranges) or not self.replaces
 
     @property
     def rows(self) -> int:
-        """Return the rows of all files."""
+        """Return the number of rows of all files."""
         return sum(file.rows for file in [*self.files, *self.deletes])
 
 
@@ -207,12 +207,12 @@ def decide(
 
 
 def unexplained(last: TableState | None, proposal: Proposal) -> dict[PartitionId, tuple[int, int]]:
-    """Return the missing offsets, by partition, whose records the stream must count.
+    """Return the missing offsets of each partition, for which the stream must count its records.
 
-    A proposal may lack offsets of transaction markers, aborted records and compacted records, and
-    no others: neither within the batch nor since the last one. If a query filters records on
-    purpose, only the offsets before the batch are checked, and only after the table was restored:
-    an older checkpoint would skip what the table no longer has.
+    Within a batch, and between it and the last one, only offsets of transaction markers, aborted
+    records and compacted records may be missing. If a query filters records on purpose, only the
+    offsets before the batch are checked, and only after the table was restored: a checkpoint from
+    before the restore would skip the records that the table now lacks.
     """
     committed = last.offsets if last else {}
     restored = last is not None and last.restored
@@ -234,12 +234,13 @@ def check_same_stream(
 
     Args:
         state: the state of the table.
-        stream: name and creation time, of several with commas between; None: unknown.
+        stream: name and creation time of the stream, or of several, separated by commas; None:
+            unknown.
         several: whether rows name their stream; None: unknown.
 
     Raises:
-        InvalidRequestError: they are another stream's, perhaps one of the same name; or only one of
-            the two names the streams of rows.
+        InvalidRequestError: the offsets are of another stream, perhaps with the same name; or only
+            one of table and load has rows that name their stream.
     """
     has_several = any(isinstance(partition, str) for partition in state.offsets)
     if several is not None and state.offsets and several != has_several:
@@ -268,10 +269,10 @@ def check_same_stream(
 
 
 def check_same_key(state: TableState, primary_key: Sequence[str]) -> None:
-    """Check that a table's rows are told apart by these columns.
+    """Check that a table has this primary key.
 
     Raises:
-        InvalidRequestError: they are by others, or one of the two has none.
+        InvalidRequestError: the table has another primary key, or only one of the two has none.
     """
     if state.primary_key is not None and state.primary_key != list(primary_key):
         theirs, ours = (", ".join(key) or "none" for key in (state.primary_key, primary_key))
@@ -294,9 +295,9 @@ def manifest_of(
     """Return the manifest that makes ``state`` the newest.
 
     Args:
-        state: after the commit.
-        proposal: what is committed.
-        files: what the manifest lists, as named.
+        state: the state after the commit.
+        proposal: the proposal that is committed.
+        files: the files that the manifest lists, with their final names.
         base: number of the newest complete manifest.
         now_ms: Unix time.
     """
@@ -328,7 +329,7 @@ def merge_ranges(several: Iterable[Mapping[PartitionId, RangeSummary]]) -> Range
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Encode as JSON, indented for human readers."""
+    """Encode a manifest as JSON, indented for human readers."""
     return msgspec.json.format(msgspec.json.encode(manifest), indent=1)
 
 
@@ -338,7 +339,7 @@ def decode_manifest(data: bytes, *, name: str) -> Manifest:
 
 
 def encode_state(state: TableState) -> str:
-    """Encode as JSON, for the metadata of a commit."""
+    """Encode a state as JSON, for the metadata of a commit."""
     return msgspec.json.encode(state).decode()
 
 
@@ -366,7 +367,7 @@ def decode_schema(data: bytes) -> pa.Schema:
 
 
 def partition_id(text: str) -> PartitionId:
-    """Return a partition as a state names it, from its key in JSON."""
+    """Return the ``PartitionId`` of a key in JSON."""
     return int(text) if text.isdecimal() else text
 
 
@@ -390,7 +391,7 @@ def numbered(file: DataFile, sequence: int, index: int) -> DataFile:
 
 
 def staged_name(file: DataFile) -> DataFile:
-    """Return a file that keeps its staged name, where the number of its commit is not known."""
+    """Return a file that keeps its staged name, for formats where commit numbers are not known."""
     return msgspec.structs.replace(file, name=file.staged)
 
 
@@ -415,7 +416,7 @@ def _decoded(data: bytes | str, kind: type[S], name: str) -> S:
 
 
 def _numbered(decoded: Mapping[PartitionId, V]) -> dict[PartitionId, V]:
-    """Return what was decoded by partition, where all keys are text, with numbers as such."""
+    """Return decoded values by ``PartitionId``: in JSON all keys, also numbers, are text."""
     return {partition_id(str(partition)): value for partition, value in decoded.items()}
 
 
@@ -423,7 +424,7 @@ def _is_replay(last: TableState, proposal: Proposal) -> bool:
     """Return whether the proposal repeats the newest batch of its transaction.
 
     Raises:
-        InvalidRequestError: it repeats the batch's number with other content, or is older.
+        InvalidRequestError: the number is that of the last batch, with other content, or is lower.
     """
     newest = last.transactions.get(proposal.txn_id)
     if newest is None or proposal.batch > newest.batch:
@@ -473,9 +474,9 @@ def _check_no_hole(partition: PartitionId, span: tuple[int, int], proposal: Prop
     """Check that the stream has no records at missing offsets.
 
     Args:
-        partition: its number.
-        span: one of ``unexplained``.
-        proposal: what to commit.
+        partition: the partition.
+        span: one of the spans of ``unexplained``.
+        proposal: the proposal to commit.
     """
     found = proposal.ranges[partition]
     start, stop = span

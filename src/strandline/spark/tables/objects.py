@@ -1,11 +1,10 @@
 """The files of a table in an S3-compatible object store.
 
-Rules: an object appears whole or not at all, and is durable once its upload was acknowledged, so
-files are written in their place under random names, and only the table's log says which of them
-count. A file of an attempt whose outcome is not known is never removed by the commit itself.
-Credentials are those of the environment, as AWS's tools take them, or named in ``storage``: a
-secret is never in a setting, only the name of its variable or file. Must not know Spark, nor what
-may be committed.
+Rules: an object appears whole or not at all, and is durable once its upload was acknowledged. So
+files are written in their place under random names, and only the table's log says which files are
+committed. A commit never removes a file of an attempt whose outcome is not known. Credentials come
+from the environment, as for AWS's tools, or from ``storage``: a setting never contains a secret,
+only the name of its variable or file. Must not know Spark, nor what may be committed.
 """
 
 import contextlib
@@ -37,7 +36,7 @@ _ENVIRONMENT = {
     "endpoint": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
     "region": ("AWS_REGION", "AWS_DEFAULT_REGION"),
 }
-"""Variables that give a setting which is left out. Those of credentials are the libraries' own."""
+"""Environment variables for settings that are not given; the libraries look up credentials."""
 _REGION = "us-east-1"
 _ICEBERG = {
     "endpoint": "s3.endpoint",
@@ -53,15 +52,15 @@ _KEEP = ".keep"
 
 
 def resolved(storage: Mapping[str, str]) -> dict[str, str]:
-    """Return settings of a store with references replaced, and what the environment says.
+    """Return settings of a store, with references resolved and defaults from the environment.
 
     Args:
         storage: ``endpoint``, ``region``, and ``access_key_id``, ``secret_access_key`` and
             ``session_token`` as ``env:NAME`` or ``file:PATH``.
 
     Raises:
-        InvalidConfigError: an unknown setting, a secret instead of a reference to it, or a
-            reference to nothing.
+        InvalidConfigError: a setting is unknown, is a secret instead of a reference to one, or is a
+            reference to a variable or file that does not exist.
     """
     unknown = sorted(set(storage) - {*_SECRETS, *_PLAIN})
     if unknown:
@@ -107,11 +106,11 @@ class ObjectDirectory(TableDirectory):
 
     Args:
         url: ``s3://bucket/prefix``.
-        storage: settings of the store, with references in place of secrets.
-        data: the folder of data files below; by default the URL itself.
+        storage: settings of the store, with references instead of secrets.
+        data: the folder of data files under the URL; by default the URL itself.
 
     Raises:
-        InvalidConfigError: the URL is of another kind, or the settings are not valid.
+        InvalidConfigError: the URL has another scheme, or the settings are not valid.
     """
 
     in_place = True
@@ -132,7 +131,7 @@ class ObjectDirectory(TableDirectory):
         return f"s3://{self._bucket}/{self._prefix}"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the client out: it is of one process, and has the secrets."""
+        """Return the state without the client, which belongs to one process and has the secrets."""
         return {name: value for name, value in vars(self).items() if name != "_store"}
 
     @cached_property
@@ -158,7 +157,7 @@ class ObjectDirectory(TableDirectory):
         }
 
     def create(self, *folders: str) -> None:
-        """Mark the folders as a table's, so that files of a load that failed are known as ours."""
+        """Mark the folders as a table's, to recognize files of a load that failed later."""
         with self._answered():
             for folder in folders:
                 obstore.put(self._store, f"{folder}/{_KEEP}", b"")
@@ -168,7 +167,7 @@ class ObjectDirectory(TableDirectory):
         return self.scratch / f"part-{prefix}-{uuid.uuid4().hex}.parquet"
 
     def seal(self, path: Path) -> int:
-        """Upload a file, and remove it here."""
+        """Upload a file, and remove the local one."""
         size = path.stat().st_size
         with self._answered():
             obstore.put(self._store, self._data + path.name, path)
@@ -179,7 +178,7 @@ class ObjectDirectory(TableDirectory):
         """Do nothing: an upload that was acknowledged is durable."""
 
     def place(self, files: Sequence[DataFile]) -> None:
-        """Do nothing: the files are in their place."""
+        """Do nothing: the files are in their place already."""
 
     def check_files_exist(self, files: Sequence[DataFile]) -> None:
         """Compare sizes."""
@@ -199,7 +198,7 @@ class ObjectDirectory(TableDirectory):
             obstore.delete(self._store, [self._data + name for name in staged])
 
     def collect_garbage(self, *, age_s: float) -> int:
-        """Do nothing: only the table's log tells garbage from data here."""
+        """Do nothing: only the table's log distinguishes garbage from data in a store."""
         del age_s
         return 0
 
@@ -256,7 +255,7 @@ class ObjectDirectory(TableDirectory):
             return bytes(obstore.get(self._store, name).bytes())
 
     def create_file(self, name: str, data: bytes) -> bool:
-        """Put an object if there is none; after a lost answer there may be ours."""
+        """Put an object if there is none; after a lost answer it may be there already."""
         with self._answered():
             try:
                 obstore.put(self._store, name, data, mode="create")
@@ -269,7 +268,7 @@ class ObjectDirectory(TableDirectory):
         """Translate the errors of the store.
 
         Raises:
-            UnavailableError: it does not answer, or refuses.
+            UnavailableError: the store does not answer, or rejects the request.
         """
         try:
             yield

@@ -21,8 +21,8 @@ def open_store(options: TableOptions, schema: pa.Schema) -> TableStore:
     """Return the table that the options name, ready to be written.
 
     Raises:
-        InvalidConfigError: the format's library is not installed, or the path is not its kind.
-        InvalidRequestError: the path has something else than a table of this kind.
+        InvalidConfigError: the format's library is not installed, or the path is not valid for it.
+        InvalidRequestError: at the path there is something else than a table of this format.
     """
     where = {"catalog": options.catalog, "storage": options.storage}
     if options.table_format == "iceberg":
@@ -75,7 +75,7 @@ def directory_of(path: str, storage: Mapping[str, str], *, data: str = "") -> Ta
         data: the folder of its data files.
 
     Raises:
-        InvalidConfigError: a URL of another kind, or settings that are not valid.
+        InvalidConfigError: the URL has another scheme, or the settings are not valid.
     """
     if is_object_url(path):
         objects = _library("strandline.spark.tables.objects", "obstore")

@@ -47,14 +47,14 @@ class StrandlineTable(DataSource):
         return from_arrow_schema(committed_schema(options.path, storage=options.storage))
 
     def reader(self, schema: StructType) -> "TableReader":
-        """Return a batch reader of what is committed."""
+        """Return a batch reader of the committed rows."""
         from strandline.spark.options import parse_table_options
         from strandline.spark.tables.io import TableReader
 
         return TableReader(parse_table_options(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> "BatchTableWriter":  # noqa: FBT001 -- Spark's signature
-        """Return a batch writer, which commits as ``batchId`` of ``txnId`` or on its own."""
+        """Return a batch writer, which commits under ``txnId`` and ``batchId``, or a random id."""
         from strandline.spark.options import parse_table_options
         from strandline.spark.tables.io import BatchTableWriter
 

@@ -42,9 +42,9 @@ class FileSettings:
     deletes: pa.Schema | None = None
     """The columns of deletes, if records are decoded to changes."""
     is_summarized: bool = True
-    """Whether offset ranges of the rows are wanted."""
+    """Whether to return the offset ranges of the rows."""
     by_stream: bool = False
-    """Whether offsets are those of several streams, which the records name."""
+    """Whether the records are of several streams, and name their stream."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class StagedRows:
 
     files: list[DataFile]
     deletes: list[DataFile]
-    """Files with keys of rows to delete."""
+    """Files with the keys of rows to delete."""
     ranges: Ranges
     """Offsets of the input records."""
 
@@ -77,7 +77,7 @@ def stage(
     Raises:
         InvalidRecordError: a row without partition or offset in a table that tracks them.
         DiskFullError: no space is left for the files.
-        UnavailableError: they cannot be written.
+        UnavailableError: the files cannot be written.
     """
     rows = _RollingWriter(store, settings)
     deletes = _RollingWriter(store, replace(settings, schema=settings.deletes or settings.schema))
@@ -109,7 +109,7 @@ def summarize(batch: pa.RecordBatch, *, by_stream: bool = False) -> Ranges:
 
     Args:
         batch: a batch of records.
-        by_stream: whether they are of several streams, which their column ``stream`` names.
+        by_stream: whether the records are of several streams, named in the column ``stream``.
 
     Raises:
         InvalidRecordError: a row has no partition or no offset.
@@ -162,7 +162,7 @@ class _RollingWriter:
 
     def discard(self) -> None:
         """Remove every file of this task."""
-        # What failed before is what counts.
+        # Further errors are ignored: the error that led here is raised.
         if self._out is not None:
             with contextlib.suppress(OSError):
                 self._out.close()

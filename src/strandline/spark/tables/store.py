@@ -1,13 +1,13 @@
-"""The common part of all kinds of tables: tasks stage files, one atomic commit publishes them.
+"""The base of all kinds of tables: tasks stage files, one atomic commit publishes them.
 
     table/_strandline/staging/<name>     written by tasks; committed under another name, or garbage
 
 Rules: a staged file is durable under a random name that no reader lists. Committing names it in the
-table's log, and a hard link puts it where readers look: after the commit for plain Parquet, before
-it for Delta Lake and Iceberg, whose log alone says what is in the table. The number of the next
-commit is compared and set by the table's own log, so that of two writers one wins. A directory has
-to be on a POSIX file system with hard links that all writers share; ``objects`` is for object
-stores. Must not know Spark, nor what may be committed.
+table's log, and a hard link puts it where readers look: after the commit for plain Parquet; before
+the commit for Delta Lake and Iceberg, where only the log says which files are in the table. The
+table's own log compares and sets the number of the next commit, so that of two writers one
+succeeds. A directory has to be on a POSIX file system with hard links that all writers share;
+``objects`` is for object stores. Must not know Spark, nor what may be committed.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ COMMITS = f"{META_DIRECTORY}/commits"
 _REASON_LENGTH = 500
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FULL_TEXTS = ("No space left on device", "database or disk is full")
-"""Also in errors of libraries, the second of SQLite."""
+"""Texts of errors about a full disk, also of libraries; the second is SQLite's."""
 _PLACED_GRACE_S = 600.0
 """Time for a reader that found a file in staging to open it before that name is removed."""
 
@@ -53,16 +53,16 @@ class Loaded(NamedTuple):
     """The newest state of a table, and its place in the table's log."""
 
     state: TableState | None
-    """None before the first commit."""
+    """The state; None before the first commit."""
     at: Any = None
-    """Specific to the store: ``publish`` compares with it."""
+    """The place in the log, of a type of the store; ``publish`` compares with it."""
 
 
 class TableDirectory(ABC):
     """The place of a table's files: tasks stage them, a commit of the table's log names them."""
 
     retry_pauses_s: tuple[float, ...] = ()
-    """Pauses before a commit with an unknown outcome is decided anew."""
+    """Pauses before a commit with an unknown outcome is decided again."""
     in_place: bool
     scratch: Path
     """The directory in which tasks write files."""
@@ -70,7 +70,7 @@ class TableDirectory(ABC):
 
     @abstractmethod
     def create(self, *folders: str) -> None:
-        """Create what tasks and commits write into, durably; has no effect when repeated."""
+        """Create the directories of tasks and commits, durably; a repeated call has no effect."""
 
     @abstractmethod
     def new_staged_path(self, prefix: str) -> Path:
@@ -86,7 +86,7 @@ class TableDirectory(ABC):
 
     @abstractmethod
     def place(self, files: Sequence[DataFile]) -> None:
-        """Put staged files where readers look, durably; has no effect when repeated.
+        """Put staged files where readers look, durably; a repeated call has no effect.
 
         Raises:
             DataLossError: a file is neither in its place nor staged.
@@ -97,7 +97,7 @@ class TableDirectory(ABC):
         """Check that staged files exist as written.
 
         Raises:
-            DataLossError: one is gone or of another size.
+            DataLossError: a file is missing or has another size.
         """
 
     @abstractmethod
@@ -118,12 +118,12 @@ class TableDirectory(ABC):
         """Return the path or URL of a committed file.
 
         Raises:
-            DataLossError: it is gone.
+            DataLossError: the file is missing.
         """
 
     @abstractmethod
     def remove(self, names: Sequence[str]) -> None:
-        """Remove committed files, or others by their names in the table."""
+        """Remove files of the table by name, committed or not."""
 
     @abstractmethod
     def uri(self, file: DataFile) -> str:
@@ -131,7 +131,7 @@ class TableDirectory(ABC):
 
     @abstractmethod
     def open_file(self, located: str) -> Any:
-        """Return what ``pyarrow.parquet`` opens, for a result of ``locate``."""
+        """Return an object that ``pyarrow.parquet`` can open, for a result of ``locate``."""
 
     def delta_options(self) -> dict[str, str] | None:
         """Return settings of the store for delta-rs."""
@@ -139,7 +139,7 @@ class TableDirectory(ABC):
 
     @abstractmethod
     def arrow_paths(self, located: Sequence[str]) -> tuple[list[str], Any]:
-        """Return files as paths in a file system of pyarrow, and that; None: the local one."""
+        """Return paths of files, and pyarrow's file system for them; None: the local one."""
 
     @abstractmethod
     def names(self, folder: str) -> list[str]:
@@ -151,19 +151,19 @@ class TableDirectory(ABC):
 
     @abstractmethod
     def settle(self, folder: str) -> None:
-        """Make the names in a folder durable, whose writer may have been killed before it did."""
+        """Make the names in a folder durable; their writer may have been killed before it did."""
 
     @abstractmethod
     def read(self, name: str) -> bytes:
         """Return a small file.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: there is no such file.
         """
 
     @abstractmethod
     def create_file(self, name: str, data: bytes) -> bool:
-        """Write a small file durably, unless there is one: then return False."""
+        """Write a small file durably and return True; return False if the file exists."""
 
 
 class LocalDirectory(TableDirectory):
@@ -235,7 +235,7 @@ class LocalDirectory(TableDirectory):
                 raise DataLossError(f"{path} has {size} bytes instead of {file.size_bytes}")
 
     def discard(self, staged: Sequence[str]) -> None:
-        """Remove staged names; a file that was placed stays under its other name."""
+        """Remove the staged names of files; a placed file keeps its other name."""
         with usable(self.staging):
             for name in staged:
                 (self.staging / name).unlink(missing_ok=True)
@@ -247,8 +247,8 @@ class LocalDirectory(TableDirectory):
             return sum(remove_garbage(folder, age_s) for folder in folders)
 
     def locate(self, file: DataFile) -> str:
-        """Return the current path: the file may still be staged."""
-        # Check staging second, and the place once more, since a file may move meanwhile.
+        """Return the current path of a file, which may still be staged."""
+        # Look in staging after the final place, and then again, since a file may move meanwhile.
         for path in (self.data / file.name, self.staging / file.staged, self.data / file.name):
             if path.is_file():
                 return str(path)
@@ -294,7 +294,7 @@ class LocalDirectory(TableDirectory):
             return (self.root / name).read_bytes()
 
     def create_file(self, name: str, data: bytes) -> bool:
-        """Link a finished file to its name, so that nobody reads half of it."""
+        """Link a finished file to its name, so that nobody reads half a file."""
         path = self.root / name
         building = path.with_name(f".{uuid.uuid4().hex}.tmp")
         try:
@@ -324,7 +324,7 @@ class TableStore(ABC):
         """Return the committed state.
 
         Raises:
-            InvalidRecordError: the table's log is corrupt, or not written by us.
+            InvalidRecordError: the table's log is corrupt, or was not written by a load.
             UnavailableError: the table's log cannot be read now.
         """
 
@@ -335,23 +335,25 @@ class TableStore(ABC):
         Args:
             after: the state that the decision was based on.
             state: the state after the commit.
-            proposal: what is committed.
+            proposal: the proposal that is committed.
 
         Returns:
             False if another writer committed since ``after`` was loaded; then nothing happened. The
-            other writer may be this one, if the answer to an earlier attempt was lost.
+            other commit may be an earlier attempt of this one, whose answer was lost.
 
         Raises:
-            DataLossError: a staged file is gone or of another size.
-            UnavailableError: the table's log could not be written; whether it was is unknown.
+            DataLossError: a staged file is missing or has another size.
+            UnavailableError: the table's log gave an error; whether it was written is unknown.
         """
 
     @abstractmethod
     def scan(self, loaded: Loaded) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a table as it was loaded, whatever was committed since.
+        """Yield the rows of a table as it was loaded, without later commits.
+
+        The types of columns may differ from the state's, with the same values.
 
         Args:
-            loaded: with a state; its columns may have other types of the same values.
+            loaded: the table, which has a state.
         """
 
     @abstractmethod
@@ -360,32 +362,32 @@ class TableStore(ABC):
 
         Args:
             loaded: the table.
-            every: all of its rows are needed.
+            every: whether the files have to contain all rows of the table.
 
         Raises:
-            InvalidRequestError: some of them are in other files.
+            InvalidRequestError: ``every``, and some rows are in other files.
         """
 
     @abstractmethod
     def open_live(self, loaded: Loaded, file: LiveFile) -> Any:
-        """Return what ``pyarrow.parquet`` opens.
+        """Return an object that ``pyarrow.parquet`` can open.
 
         Raises:
-            DataLossError: the file is gone.
+            DataLossError: the file is missing.
         """
 
     def names(self, loaded: Loaded) -> Mapping[str, str]:
-        """Return what columns in older data files are called by now, by their names there."""
+        """Return the present names of columns, by their names in older data files."""
         del loaded
         return {}
 
     @abstractmethod
     def committed_at_ms(self, loaded: Loaded) -> int | None:
-        """Return the Unix time of the newest commit, whoever made it; None: there is none."""
+        """Return the Unix time of the newest commit of any writer; None: there is no commit."""
 
     @abstractmethod
     def expire(self, *, age_s: float) -> int:
-        """Remove what no snapshot younger than this needs; return the number of files."""
+        """Remove files that only snapshots older than ``age_s`` need; return their number."""
 
     def forget(self, removed: Iterable[str]) -> None:
         """Remove the staged names of removed data files, which would keep their bytes."""
@@ -404,7 +406,7 @@ class TableStore(ABC):
         del schema  # the catalog knows its tables
 
     def create(self) -> None:
-        """Create what tasks write into, durably; has no effect when repeated."""
+        """Create the directories that tasks write into, durably; a repeated call has no effect."""
         self.directory.create()
 
     def collect_garbage(self, *, age_s: float) -> int:
@@ -415,17 +417,17 @@ class TableStore(ABC):
 def check_has_records(
     name: str, state: TableState, has_record: Callable[[Mapping[str, int | str]], bool]
 ) -> None:
-    """Check that a table has the records up to its offsets, where its log no longer says so.
+    """Check that a table whose log was cleaned up has the records up to its offsets.
 
-    A table may be restored to older records and its log then cleaned up, while the offsets stay.
+    The table may have been restored to older records before the clean-up; the offsets stay.
 
     Args:
         name: the name of the table.
-        state: its offsets, and the columns of its rows.
-        has_record: whether the table has a row with these values.
+        state: the offsets of the table, and the columns of its rows.
+        has_record: returns whether the table has a row with these values.
 
     Raises:
-        InvalidRequestError: the last record of a partition is not there.
+        InvalidRequestError: the last record of a partition is missing.
     """
     names = decode_schema(state.arrow_schema).names
     prefix = "" if {"partition", "offset"}.issubset(names) else RECORD_PREFIX
@@ -446,7 +448,7 @@ def check_every(name: str, found: int, files: int) -> None:
     """Check that all files of a table can be replaced.
 
     Raises:
-        InvalidRequestError: some cannot.
+        InvalidRequestError: some files cannot be replaced.
     """
     if found < files:
         raise InvalidRequestError(
@@ -479,8 +481,8 @@ def make_directory(path: Path) -> None:
     An existing one is synced, too: its creator may have been killed before the sync.
 
     Raises:
-        InvalidConfigError: something else exists there, or it may not be created.
-        UnavailableError: the file system rejects it.
+        InvalidConfigError: the path is not a directory, or permission to create it is missing.
+        UnavailableError: the file system gave another error.
     """
     if not path.parent.is_dir():
         make_directory(path.parent)
@@ -503,8 +505,8 @@ def usable(path: Path | str) -> Iterator[None]:
     """Translate the errors of the file system at a path.
 
     Raises:
-        FileExistsError: unchanged, as the next: the caller knows what it means.
-        FileNotFoundError: unchanged.
+        FileExistsError: passed on unchanged, for the caller to handle.
+        FileNotFoundError: passed on unchanged, for the caller to handle.
         DiskFullError: no space is left.
         InvalidConfigError: permission is missing.
         UnavailableError: any other failure.
@@ -514,20 +516,20 @@ def usable(path: Path | str) -> Iterator[None]:
     except (FileExistsError, FileNotFoundError):
         raise
     except OSError as error:
-        # Arrow's errors have no file name, and Python's none for a failed write or sync.
+        # The path is added: errors of Arrow lack it, and Python's do after a failed write or sync.
         reason = os.strerror(error.errno) if error.errno else reason_of(error)
         raise failure_kind(error)(f"cannot use {path}: {reason}") from error
 
 
 def failure_kind(error: Exception) -> type[StrandlineError]:
-    """Return our class for an error of a file system, also in the words of a library."""
+    """Return the error class for an error of a file system or a library's error about one."""
     if getattr(error, "errno", None) in _FULL or any(text in str(error) for text in _FULL_TEXTS):
         return DiskFullError
     return InvalidConfigError if isinstance(error, PermissionError) else UnavailableError
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Write a new file and sync it; errors as ``usable``."""
+    """Write a new file and sync it; errors are those of ``usable``."""
     with usable(path), path.open("xb") as file:
         file.write(data)
         file.flush()
@@ -537,9 +539,9 @@ def write_durably(path: Path, data: bytes) -> None:
 def replace_durably(path: Path, data: bytes) -> None:
     """Replace a small file so that a crash leaves either the old or the new content.
 
-    Errors as ``usable``.
+    Errors are those of ``usable``.
     """
-    # Two processes may do it at once: the name of one file for both would be a third content.
+    # A random name: two processes that write at once would mix their contents in one file.
     building = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         write_durably(building, data)
@@ -561,7 +563,7 @@ def sync_file(path: Path) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Sync the names in a directory; errors as ``usable``."""
+    """Sync the names in a directory; errors are those of ``usable``."""
     with usable(path):
         sync_file(path)
 
@@ -596,6 +598,6 @@ def _is_garbage(entry: os.DirEntry[str], age_s: float) -> bool:
         stat = entry.stat()
     except FileNotFoundError:
         return False
-    # Two links: the file is also in its place, and only current readers use this name.
+    # With two links the file is also in its place, and only present readers use the staged name.
     limit = _PLACED_GRACE_S if stat.st_nlink > 1 else age_s
     return time.time() - stat.st_mtime > limit

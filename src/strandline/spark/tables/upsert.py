@@ -1,10 +1,11 @@
 """Applies changes by primary key to a table: a commit that replaces files, by copy on write.
 
-Rules: of several changes of a key the last one counts, by the place of its record, and any change
-removes the row that the table has. A data file with such a row is replaced by one without it, in
-the commit that adds the new rows; which ones is decided on the version that the commit follows. So
-a commit is applied once, completely or not at all, as every other. Keys are compared in memory,
-those of a batch and of one row group at a time. Must not know Spark, nor the table's format.
+Rules: of several changes of a key only the last one counts, by the place of its record, and any
+change removes the key's present row. A data file with such a row is replaced by a file without it,
+in the commit that adds the new rows. The files are chosen for the version that the commit follows,
+so a commit is applied once, completely or not at all, like every other. Keys are compared in
+memory, those of a batch with those of one row group at a time. Must not know Spark, nor the table's
+format.
 """
 
 from collections.abc import Iterator, Mapping
@@ -43,15 +44,15 @@ class Upsert:
         self._file_bytes = file_bytes
 
     def __call__(self, loaded: Loaded, proposal: Proposal) -> Proposal:
-        """Return a proposal with data files in place of changes.
+        """Return a proposal with data files instead of changes.
 
         Args:
-            loaded: what the commit follows.
-            proposal: with staged rows and deletes; one without a primary key stays as it is.
+            loaded: the version that the commit follows.
+            proposal: has staged rows and deletes; without a primary key it is returned unchanged.
 
         Raises:
             InvalidRequestError: a file of the table cannot be rewritten.
-            DataLossError: a file is gone.
+            DataLossError: a file is missing.
         """
         if not proposal.primary_key or not (proposal.files or proposal.deletes):
             return proposal
@@ -86,7 +87,7 @@ class Upsert:
         names: Mapping[str, str],
         schema: pa.Schema,
     ) -> list[DataFile] | None:
-        """Return files with the rows of a file that have none of these keys; None: that are all."""
+        """Return files with a file's rows that have none of these keys; None: all rows stay."""
         with usable(live.path), pq.ParquetFile(self._store.open_live(loaded, live)) as parquet:
             gone = _touched_rows(parquet, touched, _Bounds.of(touched.column(0)))
             if not len(gone):
@@ -97,7 +98,7 @@ class Upsert:
             return self._rewrite(parquet, left, names=names, schema=schema)
 
     def _last_of_each_key(self, proposal: Proposal, schema: pa.Schema) -> pa.Table:
-        """Return the last change of each key: its file's number, its row there, and its key."""
+        """Return the last change of each key: the number of its file, its row there, the key."""
         key, found, rows = proposal.primary_key, list[pa.Table](), list[pa.Table]()
         columns = delete_schema(schema, key)
         for number, file in enumerate([*proposal.files, *proposal.deletes]):
@@ -106,7 +107,7 @@ class Upsert:
             numbers = pa.repeat(pa.scalar(number), file.rows)
             rows.append(pa.table({_FILE: numbers, _ROW: _numbered(0, file.rows)}))
         every, where = pa.concat_tables(found).combine_chunks(), pa.concat_tables(rows)
-        # The sort is stable: several rows of one record, as an Arrow value has, keep their order.
+        # The sort is stable: the rows of one record (an Arrow value has several) keep their order.
         order = [(name, "ascending") for name in place_columns(schema)]
         places = pc.sort_indices(every, sort_keys=order)
         ranks = pc.sort_indices(places)  # the inverse
@@ -125,7 +126,7 @@ class Upsert:
         names: Mapping[str, str],
         schema: pa.Schema,
     ) -> list[DataFile]:
-        """Write the rows of a file that are left; columns that others added keep their values."""
+        """Write the remaining rows of a file; columns that others added keep their values."""
         theirs = (
             pa.field(names.get(field.name, field.name), field.type)
             for field in plain_schema(parquet.schema_arrow)
@@ -172,14 +173,14 @@ class _Bounds(NamedTuple):
 
     @classmethod
     def of(cls, keys: pa.ChunkedArray) -> "_Bounds":
-        # Of these types a file's statistics are exact, or wider, in Python's order.
+        # For these types a file's statistics are exact, or too wide, in the order of Python.
         kind = keys.type
         if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_binary(kind)):
             return cls(None, None)
         return cls(*pc.min_max(keys).as_py().values())
 
     def may_be_in(self, group: pq.RowGroupMetaData, name: str) -> bool:
-        """Return whether a row group may have a key within, as far as its statistics say."""
+        """Return whether a row group may contain a key within the bounds, by its statistics."""
         columns = (group.column(number) for number in range(group.num_columns))
         statistics = next((c.statistics for c in columns if c.path_in_schema == name), None)
         if self.least is None or statistics is None or not statistics.has_min_max:
@@ -188,7 +189,7 @@ class _Bounds(NamedTuple):
 
 
 def _mask(count: int, rows: pa.ChunkedArray) -> pa.BooleanArray:
-    """Return whether each of so many rows is one of these."""
+    """Return a mask of ``count`` rows in which the given ones are true."""
     return pc.is_in(_numbered(0, count), rows.combine_chunks())
 
 

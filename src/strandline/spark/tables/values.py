@@ -1,8 +1,8 @@
 """Decoding within a task of the table sink, and the dead letters of rejected values.
 
-Rules: a value that cannot be decoded is staged for the dead-letter stream, with the reason and its
-source in headers, under a second transaction; the driver commits it once, just before the table.
-Without such a stream it fails the query. Must not know files.
+Rules: a value that cannot be decoded is staged for the dead-letter stream, with the reason and the
+source in headers, under a second transaction; the driver commits that once, just before the table.
+Without a dead-letter stream the query fails. Must not know files.
 """
 
 import json
@@ -76,7 +76,7 @@ def check_storable(schema: StructType, table_format: TableFormat) -> None:
     """Check that a table can store the types of all columns and nested fields.
 
     Raises:
-        InvalidConfigError: naming the column and its type.
+        InvalidConfigError: it cannot; the message names the column and its type.
     """
     not_kept = _NOT_KEPT if table_format == "parquet" else (*_NOT_KEPT, TimeType)
     for field in schema.fields:
@@ -100,11 +100,11 @@ def _check_storable(name: str, kind: DataType, not_kept: tuple[type[DataType], .
 
 
 def check_decoding(records: pa.Schema, options: TableOptions) -> None:
-    """Check that rows have the record columns needed, and values can become the columns.
+    """Check that rows have the record columns needed, and values can be decoded to the columns.
 
     Raises:
-        InvalidConfigError: they have no value, dead letters could not name their source, or a
-            column has a type that values cannot have.
+        InvalidConfigError: the rows have no column ``value``, or none to name the source of a dead
+            letter, or values cannot be decoded to a column's type.
     """
     schema = value_schema(options)
     if schema is None:
@@ -139,7 +139,7 @@ def check_changes(records: pa.Schema, schema: pa.Schema, options: TableOptions) 
         options: the options of the table.
 
     Raises:
-        InvalidConfigError: they have no offsets, or the table no such columns.
+        InvalidConfigError: the records have no offsets, or the table lacks the key's columns.
     """
     if options.primary_key and not tracks_offsets(records):
         raise InvalidConfigError(
@@ -155,8 +155,8 @@ class Decoding:
     Args:
         options: the options of the table.
         records: the columns of the records.
-        values: of decoded values, as far as they were known before the task; None: not decoded.
-        batch: transaction and number of the task's batch.
+        values: the columns of decoded values, as known before the task; None: not decoded.
+        batch: transaction id and number of the task's batch.
     """
 
     def __init__(
@@ -173,13 +173,13 @@ class Decoding:
         self._letters = Fingerprint()
         versions = _versions(options)
         self.version = versions[-1].version if versions else 0
-        """Of the stream's schema; 0: none."""
+        """The version of the stream's schema; 0: not decoded by it."""
         self.values = values
         """The columns of decoded values in the table."""
         self.names: dict[str, str] | None = None
-        """If the columns follow the stream's schema: the new names of columns."""
+        """The new names of columns, if the columns follow the stream's schema."""
         self.schema = records
-        """The table's."""
+        """The schema of the table."""
         decode = None
         is_debezium = options.envelope == "debezium"
         if values is not None:
@@ -221,7 +221,7 @@ class Decoding:
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def changes(self, batch: pa.RecordBatch) -> Changes:
-        """Decode records to changes by the primary key; errors as ``rows``."""
+        """Decode records to changes by the primary key; errors are those of ``rows``."""
         changes, bad = self._changes(batch)
         if bad:
             self._refuse(batch, bad)
@@ -270,10 +270,10 @@ class Decoding:
 def columns_by_schema(
     options: TableOptions, values: pa.Schema, versions: Sequence[SchemaVersion]
 ) -> FollowingColumns:
-    """Return the columns that the values of a table have by the schema of its stream.
+    """Return the columns of a table's values, by the schema of its stream.
 
     Raises:
-        InvalidConfigError: two columns cannot be told apart.
+        InvalidConfigError: the names of two columns differ only in case.
     """
     found = following_columns(
         values,
@@ -281,7 +281,7 @@ def columns_by_schema(
         table_format=options.table_format,
         primary_key=options.primary_key,
     )
-    # As Spark has the types, which is how the table's columns are known at the next start.
+    # In Spark's types, as which the table's columns are read at the next start.
     as_spark = to_arrow_schema(from_arrow_schema(found.schema), timezone="UTC")
     return found._replace(schema=as_spark)
 
@@ -289,7 +289,7 @@ def columns_by_schema(
 def _versions(options: TableOptions) -> Sequence[SchemaVersion]:
     """Return the versions of the stream's schema, if values are decoded by it.
 
-    Each task asks, so that a version that was set before its values were published is known.
+    Each task reads them, so that it knows every version that was set before its values.
     """
     if not options.stream_schema:
         return ()
