@@ -36,7 +36,7 @@ def test_every_broker_is_named_with_its_address():
         ({"broker_id": 0}, "cluster.broker_id is missing"),
         ({"broker_id": -1}, "cluster.broker_id is missing"),
         ({"peers": [*PEERS, "2=h:1"]}, "repeats an id"),
-        ({"peers": ["2=h:70000"]}, "no possible port"),
+        ({"peers": ["2=h:70000"]}, "it is 1 to 65535"),
         ({"peers": ["h:9295"]}, "is not ID=HOST:PORT"),
         ({"peers": ["2=:9295"]}, "is not ID=HOST:PORT"),
         ({"peer_port": 9293}, "cluster.peer_port and flight_port are both 9293"),

@@ -170,7 +170,9 @@ class GroupCoordinator:
         predecessor = group.by_instance(request.instance)
         _check_owner(request, known, predecessor)
         if known is None and predecessor is None and len(group.members) >= MEMBERS_MAX:
-            raise UnavailableError(f"group {request.group!r} has {MEMBERS_MAX} members, the most")
+            raise UnavailableError(
+                f"group {request.group!r} has {MEMBERS_MAX} members, the most; stop one first"
+            )
         epoch = self.state.epoch + 1
         streams = tuple(sorted(set(request.streams)))
         if known is not None:
@@ -374,7 +376,8 @@ class GroupCoordinator:
             for number in offsets:
                 if PartitionName(stream, number) not in member.held:
                     raise StaleMemberError(
-                        f"{stream}/{number} is not, or no more, assigned to member {member.id!r}"
+                        f"{stream}/{number} is not, or no longer, assigned to member "
+                        f"{member.id!r}; heartbeat, and commit what it still has"
                     )
 
     def _delete(self, request: ev.Delete) -> bool:
