@@ -347,6 +347,13 @@ class _OptionReader:
         return ",".join(each.strip().removeprefix("grpc://") for each in value.split(","))
 
 
+def _ends_early(options: _OptionReader) -> InvalidConfigError:
+    return InvalidConfigError(
+        f"option 'endingTimestamp', {options.text('endingTimestamp')!r}, is before "
+        f"'startingTimestamp', {options.text('startingTimestamp')!r}; give a later one"
+    )
+
+
 def parse_read_options(values: Mapping[str, str], *, streaming: bool | None) -> ReadOptions:
     """Decode the options of a read.
 
@@ -387,10 +394,7 @@ def parse_read_options(values: Mapping[str, str], *, streaming: bool | None) -> 
         for name in ("startingTimestamp", "endingTimestamp")
     )
     if isinstance(since, int) and isinstance(until, int) and until < since:
-        raise InvalidConfigError(
-            f"option 'endingTimestamp', {options.text('endingTimestamp')!r}, is before "
-            f"'startingTimestamp', {options.text('startingTimestamp')!r}; give a later one"
-        )
+        raise _ends_early(options)
     return ReadOptions(
         server=options.server(),
         stream=stream,
