@@ -300,11 +300,15 @@ def test_a_callback_cannot_wait_for_itself(client, name):
         ({"value": b"v", "headers": [b"x"]}, InvalidRecordError, "pairs"),
         ({"value": b"v", "subject": b"a"}, InvalidSubjectError, "text"),
         ({"value": b"v", "message_id": 5}, InvalidRecordError, "text"),
-        ({"value": "\udc80"}, InvalidRecordError, "value is not valid Unicode"),
-        ({"value": b"v", "key": "\udc80"}, InvalidRecordError, "key is not valid Unicode"),
-        ({"value": b"v", "message_id": "\udc80"}, InvalidRecordError, "id is not valid Unicode"),
-        ({"value": b"v", "headers": {"\udc80": ""}}, InvalidRecordError, "name is not valid"),
-        ({"value": b"v", "headers": {"h": "\udc80"}}, InvalidRecordError, "header is not valid"),
+        ({"value": "\udc80"}, InvalidRecordError, "value has .*half of"),
+        ({"value": b"v", "key": "\udc80"}, InvalidRecordError, "key has .*half of"),
+        (
+            {"value": b"v", "message_id": "\udc80"},
+            InvalidRecordError,
+            "id has .*half of",
+        ),
+        ({"value": b"v", "headers": {"\udc80": ""}}, InvalidRecordError, "name has .*half of"),
+        ({"value": b"v", "headers": {"h": "\udc80"}}, InvalidRecordError, "header has .*half of"),
     ],
 )
 def test_wrong_records_are_rejected_at_once(client, name, arguments, error, part):
@@ -450,7 +454,7 @@ def test_reads_by_time(client, numbered):
         ({"columns": "value"}, InvalidRequestError, "columns must be a list"),
         ({"columns": 5}, InvalidRequestError, "columns must be a list"),
         ({"starts": [0]}, InvalidRequestError, "offsets by partition"),
-        ({"keys": ["\udc80"]}, InvalidRecordError, "not valid Unicode"),
+        ({"keys": ["\udc80"]}, InvalidRecordError, "half of a character"),
     ],
 )
 def test_impossible_reads_are_rejected_at_the_call(client, numbered, arguments, error, part):

@@ -68,7 +68,7 @@ def parse_master_keys(text: str, source: str) -> tuple[MasterKey, ...]:
         words = re.split(r"[\s,]+", line.partition("#")[0])
         keys += [_parsed(word, f"{source}, line {number}") for word in words if word]
     if len({key.id for key in keys}) < len(keys):
-        raise InvalidConfigError(f"{source} has a key twice")
+        raise InvalidConfigError(f"{source} has a key twice; leave one out")
     return tuple(keys)
 
 

@@ -86,10 +86,15 @@ def _read(file: Path) -> tuple[MasterKey, ...]:
         why = error.strerror if isinstance(error, OSError) else "it is not ASCII text"
         raise InvalidConfigError(f"encryption.key_file {file} cannot be read: {why}") from None
     if len(data) > TEXT_BYTES_MAX:
-        raise InvalidConfigError(f"encryption.key_file {file} is too long for a list of keys")
+        raise InvalidConfigError(
+            f"encryption.key_file {file} is too long for a list of keys, which has at most "
+            f"{TEXT_BYTES_MAX} bytes; name another file"
+        )
     keys = parse_master_keys(text, str(file))
     if not keys:
-        raise InvalidConfigError(f"encryption.key_file {file} has no key")
+        raise InvalidConfigError(
+            f"encryption.key_file {file} has no key; make one with 'strandline encryption new-key'"
+        )
     return keys
 
 

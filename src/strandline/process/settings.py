@@ -396,4 +396,9 @@ def _check_cluster(cluster: ClusterConfig) -> None:
             )
     files = (cluster.tls_certificate, cluster.tls_key, cluster.tls_authority)
     if any(files) and not all(files):
-        raise InvalidConfigError("TLS needs cluster.tls_certificate, tls_key and tls_authority")
+        names = ("tls_certificate", "tls_key", "tls_authority")
+        missing = next(name for name, file in zip(names, files, strict=True) if not file)
+        raise InvalidConfigError(
+            "TLS needs cluster.tls_certificate, tls_key and tls_authority; set "
+            f"cluster.{missing}, too"
+        )

@@ -159,7 +159,7 @@ class _LocalFile:
         except OSError as error:
             raise UnavailableError(f"cannot read {listed.path}: {error.strerror}") from error
         if found.st_ino != listed.inode or not stat.S_ISREG(found.st_mode):
-            raise UnavailableError(f"{listed.path} was replaced; read from the broker")
+            raise UnavailableError(f"{listed.path} was replaced meanwhile; read again")
 
     def __del__(self) -> None:
         if self._fd >= 0:

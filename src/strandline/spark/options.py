@@ -348,6 +348,13 @@ class _OptionReader:
         return ",".join(each.strip().removeprefix("grpc://") for each in value.split(","))
 
 
+def _ends_early(options: _OptionReader) -> InvalidConfigError:
+    return InvalidConfigError(
+        f"option 'endingTimestamp', {options.text('endingTimestamp')!r}, is before "
+        f"'startingTimestamp', {options.text('startingTimestamp')!r}; give a later one"
+    )
+
+
 def parse_read_options(values: Mapping[str, str], *, streaming: bool | None) -> ReadOptions:
     """Decode the options of a read.
 
@@ -388,7 +395,7 @@ def parse_read_options(values: Mapping[str, str], *, streaming: bool | None) -> 
         for name in ("startingTimestamp", "endingTimestamp")
     )
     if isinstance(since, int) and isinstance(until, int) and until < since:
-        raise InvalidConfigError("option 'endingTimestamp' is before 'startingTimestamp'")
+        raise _ends_early(options)
     return ReadOptions(
         server=options.server(),
         stream=stream,
@@ -541,7 +548,10 @@ def _check_decoding(options: _OptionReader) -> None:
             "'schema' out, and set it with 'strandline stream schema set'"
         )
     if options.text("writerSchema") and not (kind == "avro" and options.text("schema")):
-        raise InvalidConfigError("option 'writerSchema' is for Avro values, beside 'schema'")
+        raise InvalidConfigError(
+            "option 'writerSchema' is for Avro values, beside 'schema'; leave it out, or set both "
+            "and 'valueFormat' to avro"
+        )
     if kind == "arrow":
         options.required("schema", "the columns of the values, such as 'id BIGINT, name STRING'")
 
@@ -579,7 +589,9 @@ def _properties(name: str, text: str | None) -> dict[str, str]:
     except ValueError as error:
         raise InvalidConfigError(f"option '{name}' is not valid JSON: {error}") from error
     if not isinstance(decoded, dict) or not all(isinstance(v, str) for v in decoded.values()):
-        raise InvalidConfigError(f"option '{name}' must be a JSON object whose values are strings")
+        raise InvalidConfigError(
+            f"option '{name}' must be a JSON object whose values are strings, got {text[:200]!r}"
+        )
     return decoded
 
 
@@ -594,5 +606,7 @@ def _keys(text: str | None) -> tuple[bytes, ...] | None:
     except ValueError as error:
         raise InvalidConfigError(f"option 'keys' is not valid JSON: {error}") from error
     if not decoded or not all(isinstance(key, str) for key in decoded):
-        raise InvalidConfigError("option 'keys' must be a JSON list of strings, or one key")
+        raise InvalidConfigError(
+            f"option 'keys' must be a JSON list of strings, or one key, got {text[:200]!r}"
+        )
     return tuple(key.encode() for key in decoded)

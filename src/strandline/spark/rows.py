@@ -91,7 +91,10 @@ class RowRouter:
         for stream, partition in ways:
             name = stream or self._options.stream
             if not name:
-                raise InvalidRecordError("a row names no stream, and the option 'stream' neither")
+                raise InvalidRecordError(
+                    "a row names no stream, and the option 'stream' neither; set it, or fill the "
+                    "column 'stream'"
+                )
             # Most batches have one route and are not copied.
             is_whole = len(ways) == 1
             mine = rows if is_whole else rows.filter(self._mask(batch, stream, partition))
@@ -109,7 +112,10 @@ class RowRouter:
         if self._by_partition:
             columns["partition"] = batch.column("partition")
             if columns["partition"].null_count:
-                raise InvalidRecordError("a row has no partition, which 'partitionBy' asks for")
+                raise InvalidRecordError(
+                    "a row has no partition, which 'partitionBy' asks for; fill the column, or "
+                    "leave that option out"
+                )
         if not columns:
             return [(None, None)]
         # One thread keeps the order.
@@ -186,7 +192,10 @@ def check_columns(schema: StructType, options: WriteOptions) -> None:
             "a column 'message_id' is for delivery 'atLeastOnce': exactly once needs none"
         )
     if options.partition_by == "column" and "partition" not in names:
-        raise InvalidConfigError("partitionBy 'column' needs a column 'partition' of type int")
+        raise InvalidConfigError(
+            f"partitionBy 'column' needs a column 'partition' of type int; add it to "
+            f"{', '.join(names)}"
+        )
     if options.partition_by == "column" and not _is_integer(schema["partition"].dataType):
         kind = schema["partition"].dataType.simpleString()
         raise InvalidConfigError(f"column 'partition' is {kind}, not int; cast it first")

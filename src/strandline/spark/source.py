@@ -181,7 +181,7 @@ def check_columns(schema: StructType, options: ReadOptions) -> None:
                 "relies on; leave NOT NULL out"
             )
         if names.count(field.name) > 1:
-            raise InvalidConfigError(f"column '{field.name}' is asked for twice")
+            raise InvalidConfigError(f"column '{field.name}' is asked for twice; name it once")
 
 
 def reject_overwrite(*, overwrite: bool) -> None:

@@ -206,5 +206,6 @@ def _manifests(files: TableFiles) -> list[Manifest]:
 
 def _no_table(files: TableFiles) -> InvalidRequestError:
     return InvalidRequestError(
-        f"{files.directory} is not a table, or nothing is committed to it yet"
+        f"{files.directory} is not a table, or nothing is committed to it yet; check the path, "
+        "or wait for the first commit"
     )

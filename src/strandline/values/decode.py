@@ -237,7 +237,7 @@ def check_distinct_names(kind: pa.Schema | pa.DataType, path: str = "") -> None:
         other = seen.get(name.lower())
         seen[name.lower()] = name
         if other == name:
-            raise InvalidConfigError(f"the column '{name}' is there twice")
+            raise InvalidConfigError(f"the column '{name}' is there twice; rename one")
         if other is not None:
             raise InvalidConfigError(
                 f"the columns '{other}' and '{name}' differ by case alone, and Spark could not "

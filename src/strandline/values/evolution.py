@@ -185,7 +185,10 @@ def _numbered(given: _Given, earlier: Sequence[SchemaVersion]) -> tuple[SchemaCo
                 "give the column a name that none had"
             )
         if number in used:
-            raise InvalidConfigError(f"{used[number]!r} and {each.name!r} are the same column")
+            raise InvalidConfigError(
+                f"{used[number]!r} and {each.name!r} are the same column, with the id {number}; "
+                "leave the id of one out"
+            )
         used[number] = each.name
         free = max(free, number + 1)
         columns.append(
@@ -252,7 +255,8 @@ def _compare(old: ValueShape, new: ValueShape, path: str) -> None:
     """Check that values of the old type can be read as the new type."""
     if old.nullable and not new.nullable:
         raise InvalidConfigError(
-            f"column {path!r} may be null in earlier values, so it cannot become required"
+            f"column {path!r} may be null in earlier values, so it cannot become required; let it "
+            "be null"
         )
     if old.kind != new.kind and not is_wider(old.kind, new.kind):
         raise InvalidConfigError(
@@ -263,7 +267,8 @@ def _compare(old: ValueShape, new: ValueShape, path: str) -> None:
     _check_limits(old, new, f"column {path!r}")
     if lost := old.symbols - new.symbols:
         raise InvalidConfigError(
-            f"the enum of {path!r} lacks {', '.join(sorted(lost))}, which earlier values have"
+            f"the enum of {path!r} lacks {', '.join(sorted(lost))}, which earlier values have; "
+            "keep what it had"
         )
     fields = {each.name: each for each in new.fields}
     for each in old.fields:

@@ -178,18 +178,6 @@ class _JsonFinder:
             json.dumps(found, ensure_ascii=False).encode()
         return found
 
-<<<<<<< HEAD
-=======
-    def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        """Return an object; reject two values of a column, of which readers would take either."""
-        found = dict(pairs)
-        if len(found) != len(pairs):
-            names = [name for name, _ in pairs if name in self._names]
-            if len(names) != len({*names}):
-                raise ValueError("the name of a column is there twice in one object")
-        return found
-
->>>>>>> w-words4
     def _misfit(self, value: Any) -> Reason:
         if value is None:
             value = {}
@@ -301,11 +289,6 @@ def _is_time(part: Any, *patterns: re.Pattern[str]) -> bool:
     hours, minutes = int(zone[1]), int(zone[2] or 0)
     if hours > _HOURS_MAX or minutes > _MINUTES_MAX:
         return False
-<<<<<<< HEAD
-=======
-    if _DATE in patterns:
-        return True  # a date keeps the day as written, whatever the zone
->>>>>>> w-words4
     shift = (hours * 60 + minutes) * (1 if zone[0][0] == "-" else -1)
     in_utc = int(part[11:13]) * 60 + int(part[14:16]) + shift
     return not (day == date.min and in_utc < 0) and not (day == date.max and in_utc >= _DAY_MINUTES)

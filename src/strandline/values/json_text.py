@@ -139,11 +139,8 @@ def _check_decimals(part: Any, kind: pa.DataType) -> None:
 def check_ranges(array: pa.Array) -> None:
     """Check the digits of decimals, with the zeros that Arrow adds, and the years of times.
 
-<<<<<<< HEAD
-=======
     Arrow checks neither. Most readers support only the years 1 to 9999.
 
->>>>>>> w-words4
     Raises:
         ValueError: a decimal has too many digits, or a year is not supported.
     """

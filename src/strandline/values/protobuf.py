@@ -93,13 +93,8 @@ def columns_of_message(descriptors: str, message: str | None) -> MessageColumns:
             become a column.
     """
     files = _files_of(descriptors)
-<<<<<<< HEAD
-    with _translated():  # all of it: any name may be no UTF-8
-        found = _named_message(files, message or _only_message(files))
-=======
     with _translated():  # around all calls: each may find a name that is not UTF-8
-        found = _pool_of(files).FindMessageTypeByName(message or _only_message(files))
->>>>>>> w-words4
+        found = _named_message(files, message or _only_message(files))
         kind, shape = _FieldWalk().message(found, "", ())
         kept = _reachable(files, found.file.name)
     if not pa.types.is_struct(kind):

@@ -149,7 +149,7 @@ def test_small_segments_are_as_small_as_ours_can_be():
         ({"tls.client.auth.enabled": True}, "go together"),
         ({"tls.client.authz.enabled": True}, "policy files are not read"),
         ({"groups.consumer.timeout": "15"}, "groups.consumer.timeout: '15' is not a duration"),
-        ({"port": "x"}, "port: 'x' is not a number"),
+        ({"port": "x"}, "port: 'x' is not a whole number"),
         (
             {"streams.compact.enabled": "maybe"},
             "streams.compact.enabled: must be true or false, got 'maybe'",

@@ -171,7 +171,8 @@ class GroupCoordinator:
         _check_owner(request, known, predecessor)
         if known is None and predecessor is None and len(group.members) >= MEMBERS_MAX:
             raise UnavailableError(
-                f"group {request.group!r} already has {MEMBERS_MAX} members, the maximum"
+                f"group {request.group!r} already has {MEMBERS_MAX} members, the maximum; stop one "
+                "first"
             )
         epoch = self.state.epoch + 1
         streams = tuple(sorted(set(request.streams)))
@@ -378,7 +379,8 @@ class GroupCoordinator:
             for number in offsets:
                 if PartitionName(stream, number) not in member.held:
                     raise StaleMemberError(
-                        f"{stream}/{number} is not, or no longer, assigned to member {member.id!r}"
+                        f"{stream}/{number} is not, or no longer, assigned to member "
+                        f"{member.id!r}; heartbeat, and commit what it still has"
                     )
 
     def _delete(self, request: ev.Delete) -> bool:

@@ -167,7 +167,9 @@ class Coordinator:
         """Begin a transaction when the previous one is complete; the newest request wins."""
         before = self._queued.pop(request.id, None)
         if before is not None and before.nonce != request.nonce:
-            error = ProducerFencedError(f"another producer has taken {request.id!r} over")
+            error = ProducerFencedError(
+                f"another producer has taken transactional id {request.id!r} over; end this one"
+            )
             self._log.give(Reject(before.token, error))
         self._queued[request.id] = request
 
@@ -226,7 +228,8 @@ class Coordinator:
             or known.status is TransactionStatus.OPEN
         ):
             raise UnknownTransactionError(
-                f"nothing is prepared under transactional id {request.id!r} as {request.staged}"
+                f"nothing is prepared under transactional id {request.id!r} as {request.staged}; "
+                "it was decided before, or has timed out"
             )
         self._finish(known, request)
 
@@ -473,7 +476,9 @@ def _prepared(transaction: TransactionState) -> TransactionPreparedError:
 
 def _ended(transaction: TransactionState) -> StrandlineError:
     if transaction.status.is_commit:
-        return UnknownTransactionError(f"the transaction of {transaction.id!r} was committed")
+        return UnknownTransactionError(
+            f"the transaction of {transaction.id!r} was committed; begin another"
+        )
     return TransactionAbortedError(
         f"the transaction of {transaction.id!r} was aborted: {transaction.reason}"
     )

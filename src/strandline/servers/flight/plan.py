@@ -117,7 +117,7 @@ def _range(request: ReadRequest, partition: Partition) -> PartitionRange[Partiti
     else:
         stop = resolve(request.stop, partition)
     if not may_move and isinstance(request.stop, int) and stop < start:
-        raise InvalidRequestError(f"stop {stop} is before start {start}")
+        raise InvalidRequestError(f"stop {stop} is before start {start}; give a later one")
     return PartitionRange(partition, start, stop, may_move)
 
 

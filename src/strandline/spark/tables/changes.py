@@ -89,7 +89,9 @@ def check_primary_key(schema: pa.Schema, primary_key: Sequence[str]) -> None:
             )
         kind = schema.field(name).type
         if pa.types.is_nested(kind) or pa.types.is_floating(kind):
-            raise InvalidConfigError(f"column '{name}' is {kind}, which cannot be a primary key")
+            raise InvalidConfigError(
+                f"column '{name}' is {kind}, which cannot be a primary key; name another"
+            )
 
 
 def envelope_schema(columns: pa.Schema, *, has_wrapper: bool) -> pa.Schema:

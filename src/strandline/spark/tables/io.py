@@ -241,11 +241,11 @@ class TableReader(DataSourceReader):
         self.path, self.storage = options.path, options.storage
         self.directory = directory_of(options.path, options.storage)
         self.target = to_arrow_schema(schema, timezone="UTC")
-        unknown = set(schema.fieldNames()) - set(
-            committed_schema(options.path, storage=options.storage).names
-        )
-        if unknown:
-            raise InvalidConfigError(f"the table has no column '{min(unknown)}'")
+        known = committed_schema(options.path, storage=options.storage).names
+        if unknown := set(schema.fieldNames()) - set(known):
+            raise InvalidConfigError(
+                f"the table has no column '{min(unknown)}'; it has: {', '.join(known)}"
+            )
 
     def partitions(self) -> list[InputPartition]:
         """Return tasks of a few files each."""

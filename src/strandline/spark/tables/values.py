@@ -66,7 +66,8 @@ def value_schema(options: TableOptions) -> pa.Schema | None:
         fields = StructType.fromJson(json.loads(options.value_schema))
     except (ValueError, KeyError, TypeError) as error:
         raise InvalidConfigError(
-            "option 'valueSchema' takes a Spark schema as JSON, as schema.json() writes it"
+            "option 'valueSchema' takes a Spark schema as JSON, as schema.json() writes it, got "
+            f"{options.value_schema[:200]!r}"
         ) from error
     check_storable(fields, options.table_format)
     return to_arrow_schema(fields, timezone="UTC")
@@ -114,7 +115,7 @@ def check_decoding(records: pa.Schema, options: TableOptions) -> None:
     if "value" not in records.names or not pa.types.is_binary(records.field("value").type):
         raise InvalidConfigError(
             f"values can be decoded as {options.values} only where rows have a column 'value' of "
-            "type binary"
+            f"type binary; add it to {', '.join(records.names)}"
         )
     if options.dead_letters is None:
         return

@@ -37,7 +37,10 @@ def test_a_record_is_accepted_up_to_its_limits(admission, size, pending, kind):
     error = admission.record_error(size)
     assert (type(error) if error else None) is kind
     if kind is RecordTooLargeError:
-        assert error.message == "record of 1001 bytes; limits.record_bytes is 1000"
+        assert (
+            error.message
+            == "record of 1001 bytes; limits.record_bytes is 1000: make it smaller, or raise that"
+        )
 
 
 def test_a_batch_has_a_limit_of_bytes_and_a_numbered_one_of_records(admission):
