@@ -30,7 +30,7 @@ from strandline.spark.pipelines.outputs import stream_of
 from strandline.spark.pipelines.queries import read_stream, triggered
 from strandline.spark.planning import keyed
 from strandline.spark.session import wait_for_sources
-from strandline.spark.tables.changes import rows_of_events
+from strandline.spark.tables.changes import row_versions, rows_of_events
 from strandline.spark.tables.log import TableState, check_same_key, check_same_stream, decode_schema
 from strandline.spark.tables.open import existing_store, is_object_url
 from strandline.spark.tables.store import Loaded, MissingTableError, TableStore, local_path
@@ -322,18 +322,17 @@ def _local_commits(state: TableState | None) -> int:
 def _stream_versions(config: LoadPipeline, read: ReadOptions) -> Sequence[SchemaVersion]:
     """Return the versions of the schema of a stream; none if a file has one, or several streams.
 
-    None of Debezium's events either, which are not the rows.
+    Of Debezium's events they are those of the rows within.
 
     Raises:
         InvalidConfigError: it is of other values.
     """
     if config.schema or config.values in ("raw", "arrow") or read.stream is None:
         return ()
-    if config.envelope != "none":
-        return ()
-    return schema_versions(
+    found = schema_versions(
         config.server, read.stream, kind=config.values, timeout_ms=_RETRY_TIMEOUT_MS
     )
+    return row_versions(found) if config.envelope == "debezium" else found
 
 
 def _check_following(options: TableOptions, versions: Sequence[SchemaVersion]) -> None:

@@ -35,6 +35,7 @@ from strandline.spark.tables.changes import (
     Changes,
     check_primary_key,
     envelope_schema,
+    row_versions,
 )
 from strandline.spark.tables.columns import FollowingColumns, following_columns
 from strandline.spark.tables.stage import tracks_offsets
@@ -172,6 +173,8 @@ class Decoding:
         self._stage: StagedWrite | None = None
         self._letters = Fingerprint()
         versions = _versions(options)
+        is_debezium = options.envelope == "debezium"
+        rows = row_versions(versions) if is_debezium else versions
         self.version = versions[-1].version if versions else 0
         """Of the stream's schema; 0: none."""
         self.values = values
@@ -181,10 +184,9 @@ class Decoding:
         self.schema = records
         """The table's."""
         decode = None
-        is_debezium = options.envelope == "debezium"
         if values is not None:
             if versions:
-                values, self.names, _ = columns_by_schema(options, values, versions)
+                values, self.names, _ = columns_by_schema(options, values, rows)
             self.values = values
             self.schema = decoded_schema(records, values)
             check_distinct_names(self.schema)
@@ -203,7 +205,7 @@ class Decoding:
             options.primary_key,
             decode=decode,
             is_debezium=is_debezium,
-            versions=versions,
+            versions=rows,
         )
 
     def rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
