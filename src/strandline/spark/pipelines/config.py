@@ -194,6 +194,10 @@ def decode_pipeline(values: Any) -> Pipeline:
     if isinstance(values, Mapping) and "kind" in values:
         rest = {key: value for key, value in values.items() if key != "kind"}
         check_known_keys(rest, _kind_of(values["kind"]), path="")
+        if isinstance(names := rest.get("streams"), str):
+            raise InvalidConfigError(
+                f"'streams' is a list: write streams: [{names}], with commas between several"
+            )
     try:
         pipeline: Pipeline = msgspec.convert(values, Pipeline)
     except UNDECODABLE as error:

@@ -6,7 +6,7 @@ Without such a stream it fails the query. Must not know files.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -25,9 +25,9 @@ from pyspark.sql.types import (
 
 from strandline.client.transactions.staged_write import StagedWrite
 from strandline.errors import InvalidConfigError, InvalidRecordError
-from strandline.spark.connection import schema_versions
+from strandline.spark.connection import schemas_of
 from strandline.spark.headers import ERROR, SOURCE_OFFSET, SOURCE_PARTITION, SOURCE_STREAM
-from strandline.spark.options import TableFormat, TableOptions
+from strandline.spark.options import ReadOptions, TableFormat, TableOptions
 from strandline.spark.publication import Part, begin_stage
 from strandline.spark.rows import Fingerprint
 from strandline.spark.tables.changes import (
@@ -37,9 +37,15 @@ from strandline.spark.tables.changes import (
     envelope_schema,
     row_versions,
 )
-from strandline.spark.tables.columns import FollowingColumns, following_columns
+from strandline.spark.tables.columns import (
+    FollowingColumns,
+    columns_of_streams,
+    following_columns,
+)
 from strandline.spark.tables.stage import tracks_offsets
+from strandline.spark.tables.stream_values import StreamDecoder
 from strandline.values.decode import (
+    Decoded,
     check_decodable,
     check_distinct_names,
     decoded_schema,
@@ -47,6 +53,8 @@ from strandline.values.decode import (
     value_decoder,
 )
 from strandline.values.schema import SchemaVersion
+
+DecodeValues = Callable[[pa.Array], Decoded]
 
 _NOT_KEPT = (NullType, AnsiIntervalType, CalendarIntervalType)
 _RETRY_TIMEOUT_MS = 120_000
@@ -172,33 +180,40 @@ class Decoding:
         self._txn_id, self._batch = f"{batch[0]}/dead-letters", batch[1]
         self._stage: StagedWrite | None = None
         self._letters = Fingerprint()
-        versions = _versions(options)
+        schemas = _schemas(options)
+        versions = schemas.get(options.stream or "", ())
         is_debezium = options.envelope == "debezium"
         rows = row_versions(versions) if is_debezium else versions
-        self.version = versions[-1].version if versions else 0
-        """Of the stream's schema; 0: none."""
+        self.version = sum(each[-1].version for each in schemas.values())
+        """Of the stream's schema; of several the sum; 0: none."""
         self.values = values
         """The columns of decoded values in the table."""
         self.names: dict[str, str] | None = None
         """If the columns follow the stream's schema: the new names of columns."""
         self.schema = records
         """The table's."""
-        decode = None
+        decode: DecodeValues | None = None
+        self._of_streams: StreamDecoder | None = None
         if values is not None:
             if versions:
                 values, self.names, _ = columns_by_schema(options, values, rows)
+            elif schemas:
+                values, self.names, _ = columns_by_schemas(options, values, schemas)
             self.values = values
             self.schema = decoded_schema(records, values)
             check_distinct_names(self.schema)
             if is_debezium:
                 values = envelope_schema(values, has_wrapper=options.values == "json")
-            decode = value_decoder(
-                options.values,
-                values,
-                avro_schema=options.avro_schema,
-                avro_writer_schema=options.avro_writer_schema,
-                versions=versions,
-            )
+            if options.schema_streams:
+                self._of_streams = StreamDecoder(options.values, values, schemas)
+            else:
+                decode = value_decoder(
+                    options.values,
+                    values,
+                    avro_schema=options.avro_schema,
+                    avro_writer_schema=options.avro_writer_schema,
+                    versions=versions,
+                )
         self._decode = decode
         self._changes = ChangeDecoder(
             self.schema,
@@ -214,8 +229,11 @@ class Decoding:
         Raises:
             InvalidRecordError: a value cannot be decoded, and there is no dead-letter stream.
         """
-        assert self._decode is not None
-        decoded = self._decode(batch.column("value"))
+        if self._of_streams is not None:
+            decoded = self._of_streams(batch)
+        else:
+            assert self._decode is not None
+            decoded = self._decode(batch.column("value"))
         if decoded.bad:
             self._refuse(batch, decoded.bad)
         columns = [column for _, column in record_columns(batch, decoded.sources)]
@@ -283,22 +301,46 @@ def columns_by_schema(
         table_format=options.table_format,
         primary_key=options.primary_key,
     )
-    # As Spark has the types, which is how the table's columns are known at the next start.
-    as_spark = to_arrow_schema(from_arrow_schema(found.schema), timezone="UTC")
-    return found._replace(schema=as_spark)
+    return found._replace(schema=_as_spark(found.schema))
 
 
-def _versions(options: TableOptions) -> Sequence[SchemaVersion]:
-    """Return the versions of the stream's schema, if values are decoded by it.
+def columns_by_schemas(
+    options: TableOptions,
+    values: pa.Schema,
+    schemas: Mapping[str, Sequence[SchemaVersion]],
+) -> FollowingColumns:
+    """Return the columns that the values of a table have by the schemas of its streams.
+
+    Raises:
+        InvalidConfigError: the schemas do not agree.
+    """
+    found = columns_of_streams(values, schemas, table_format=options.table_format)
+    return found._replace(schema=_as_spark(found.schema))
+
+
+def _as_spark(schema: pa.Schema) -> pa.Schema:
+    """Return columns as Spark has them, which is how the table's are known at the next start."""
+    return to_arrow_schema(from_arrow_schema(schema), timezone="UTC")
+
+
+def _schemas(options: TableOptions) -> Mapping[str, Sequence[SchemaVersion]]:
+    """Return the versions of the schemas of streams, if values are decoded by them.
 
     Each task asks, so that a version that was set before its values were published is known.
     """
     if not options.stream_schema:
-        return ()
+        return {}
     assert options.server is not None
-    assert options.stream is not None
-    kind = options.values
-    return schema_versions(options.server, options.stream, kind=kind, timeout_ms=_RETRY_TIMEOUT_MS)
+    several = options.schema_streams or ""
+    is_pattern = any(sign in several for sign in "*?[")
+    read = ReadOptions(
+        server=options.server,
+        stream=None if several else options.stream,
+        streams=() if is_pattern else tuple(filter(None, several.split(","))),
+        stream_pattern=several if is_pattern else None,
+        retry_timeout_ms=_RETRY_TIMEOUT_MS,
+    )
+    return schemas_of(read, kind=options.values)
 
 
 def _source(batch: pa.RecordBatch, place: int) -> str:
