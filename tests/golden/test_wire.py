@@ -1,8 +1,8 @@
 """The fields of everything that brokers send to each other, to clients, and to their disks.
 
-``wire.list`` lists them in order, with the name and the place that each has in the encoded bytes: an
-array has no names, so two fields that change places would still decode. ``GOLDEN_UPDATE=1`` writes
-what is there now into the list: read the difference before a commit.
+``wire.list`` lists them in order, with the name and the place that each has in the encoded bytes:
+an array has no names, so two fields that change places would still decode. ``GOLDEN_UPDATE=1``
+writes what is there now into the list: read the difference before a commit.
 """
 
 import os

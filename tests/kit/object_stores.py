@@ -106,7 +106,12 @@ class _FaultyApplication:
             time.sleep(1)
             return self._apply(environ, start_response)
         if kind == "twice":
-            body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+            length = int(environ.get("CONTENT_LENGTH") or 0)
+            # pyarrow sends parts in chunks, without a length.
+            is_chunked = environ.get("wsgi.input_terminated", False)
+            body = (
+                environ["wsgi.input"].read() if is_chunked else environ["wsgi.input"].read(length)
+            )
             first = environ | {"wsgi.input": io.BytesIO(body)}
             list(self._apply(first, lambda *_: None))
             return self._apply(environ | {"wsgi.input": io.BytesIO(body)}, start_response)

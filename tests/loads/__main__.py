@@ -103,6 +103,7 @@ def arguments():
     parser.add_argument("--minutes", type=float, default=600, help="begin no round after")
     parser.add_argument("--seed", type=int, help="by default that of the directory, or any")
     parser.add_argument("--round", type=int, help="this one alone")
+    parser.add_argument("--first", type=int, help="begin with this one, not after the last")
     parser.add_argument("--directory", type=Path, default=Path("build/kill-loads"))
     parser.add_argument("--out", type=Path, help="directory to whose results to write the page")
     return parser.parse_args()
@@ -120,6 +121,7 @@ def main():
         run = KillRun(given.directory, given.seed)
         note(f"seed {run.seed}, {run.kills} kills are done")
         begin = 1 + max((each.number for each in run.rounds), default=-1)
+        begin = begin if given.first is None else given.first
         run.run(range(begin, 1 << 31), kills=given.kills, until_s=until_s)
     text = page(run.rounds, seed=run.seed)
     if given.out is not None:

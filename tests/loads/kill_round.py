@@ -118,6 +118,8 @@ class KillRound:
             for fault in s3.heal():
                 kind = fault.split()[0]
                 self.counts.store_faults[kind] = self.counts.store_faults.get(kind, 0) + 1
+        if self._life is not None:
+            self._end(self._life)
         for place in log.records:  # so that there is a last commit, which may merge
             self._append(client, log, place, [self._kind.record(-1, random.Random(1), place[1])])
         self._finish()

@@ -84,6 +84,9 @@ class LoadLife:
         self._process.join()
         self.wait(seconds=5)
         self._ours.close()
+        if self.error is None and self._process.exitcode not in (0, -signal.SIGKILL):
+            code = self._process.exitcode
+            self.error = ("Exception", False, f"exit code {code}; its log has the reason")
         return was_running and self.error is None
 
 

@@ -300,3 +300,37 @@ def test_a_compacted_stream_is_kept_by_either_engine(spark, log, tmp_path, table
         rows = load.table().select(["id", "n"]).to_pylist()
         assert {row["id"]: row["n"] for row in rows} == model
         assert len(rows) == len(model)
+
+
+def test_streams_of_different_schemas_become_one_table_by_either_engine(spark, log, tmp_path):
+    """Spark, local and Spark again: the columns of all, and those of a new version."""
+    load = LoadPipeline(log, tmp_path, "delta", values="json")
+    other = log.new_stream(partitions=1)
+    load.config["streams"] = [load.stream, other]
+    log.client.schemas.set(load.stream, "id INT, customer STRING")
+    log.client.schemas.set(other, "id BIGINT, state STRING")
+    for round_, engine in enumerate(["spark", "local", "spark"]):
+        if engine == "local":
+            log.client.schemas.set(other, "id BIGINT, state STRING, tax INT")
+        log.client.append(load.stream, b'{"id":%d,"customer":"c"}' % round_, partition=0)
+        log.client.append(other, b'{"id":%d,"state":"s","tax":7}' % (1 << 40), partition=0)
+        config = decode_pipeline(load.config | {"engine": engine})
+        run_local(config) if engine == "local" else run_pipeline(spark, config)
+    rows = load.table().select(["id", "customer", "state", "tax"]).to_pylist()
+    found = sorted((row["id"], row["customer"], row["state"], row["tax"] or 0) for row in rows)
+    wide = [(1 << 40, None, "s", tax) for tax in (0, 7, 7)]
+    assert found == [*((n, "c", None, 0) for n in range(3)), *wide]
+
+
+def test_debezium_s_events_are_decoded_by_the_schema_of_the_stream(spark, log, tmp_path):
+    """By either engine, one continuing the other."""
+    load = LoadPipeline(log, tmp_path, "delta", values="json", mode="upsert", primary_key=["id"])
+    load.config["envelope"] = "debezium"
+    row = "STRUCT<id: INT, name: STRING>"
+    log.client.schemas.set(load.stream, f"before {row}, after {row}, op STRING")
+    for engine, name in (("spark", "a"), ("local", "b"), ("spark", "c")):
+        event = {"op": "u", "after": {"id": 1, "name": name}}
+        log.client.append(load.stream, json.dumps(event).encode(), key=b"1", partition=0)
+        config = decode_pipeline(load.config | {"engine": engine})
+        run_local(config) if engine == "local" else run_pipeline(spark, config)
+        assert load.table().select(["id", "name"]).to_pylist() == [{"id": 1, "name": name}]

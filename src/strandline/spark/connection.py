@@ -147,6 +147,29 @@ def schema_versions(
     return found
 
 
+def schemas_of(options: ReadOptions, *, kind: ValueFormat) -> dict[str, Sequence[SchemaVersion]]:
+    """Return the versions of the schema of each stream of a read; empty if none has one.
+
+    Raises:
+        InvalidConfigError: one is of another format, or is missing where others have one.
+        UnknownStreamError: there is no such stream, or none that matches the pattern.
+        UnavailableError: the broker could not be reached in time.
+    """
+    names = [options.stream] if options.stream else [each.name for each in _several(options)]
+    timeout_ms = options.retry_timeout_ms
+    found = {
+        name: schema_versions(options.server, name, kind=kind, timeout_ms=timeout_ms)
+        for name in names
+    }
+    without = [name for name, versions in found.items() if not versions]
+    if without and len(without) < len(found):
+        raise InvalidConfigError(
+            f"stream {without[0]!r} has no schema, and other streams of the table have one: set it "
+            f"with 'strandline stream schema set {without[0]} FILE', or give 'schema'"
+        )
+    return {} if without else found
+
+
 def stream_state(options: ReadOptions) -> StreamExtent:
     """Return the identity of the streams of a read, and the offsets of their partitions.
 

@@ -88,6 +88,7 @@ TABLE_OPTIONS = (
     "deadLetters",
     "primaryKey",
     "envelope",
+    "schemaStreams",
     "streamSchema",
     "server",
     "servers",
@@ -251,6 +252,8 @@ class TableOptions:
     """The schema Avro values were written with, if not ``avro_schema``."""
     stream_schema: bool = False
     """Whether values are decoded by the schema that ``stream`` has when a task begins."""
+    schema_streams: str | None = None
+    """Several streams instead of ``stream``, separated by commas, or a glob; each has a schema."""
     dead_letters: str | None = None
     """The stream for values that cannot be decoded; None: they fail the query."""
     primary_key: tuple[str, ...] = ()
@@ -486,6 +489,7 @@ def parse_table_options(values: Mapping[str, str]) -> TableOptions:
         avro_schema=options.text("avroSchema"),
         avro_writer_schema=options.text("avroWriterSchema"),
         stream_schema=options.flag("streamSchema", default=False),
+        schema_streams=options.text("schemaStreams"),
         dead_letters=options.text("deadLetters"),
         primary_key=primary_key,
         envelope=envelope,

@@ -315,3 +315,112 @@ def test_the_file_of_the_docs_loads_a_pattern(log, monkeypatch):
     run_local(decode_pipeline(yaml.safe_load(file) | {"server": log.config["server"]}))
     rows = read_table("lake/orders").to_table().select(["_stream", "id"]).to_pylist()
     assert sorted((row["_stream"], row["id"]) for row in rows) == expected(range(10))
+
+
+def append_json(log, stream, *rows):
+    for row in rows:
+        log.client.append(stream, json.dumps(row).encode(), partition=0)
+
+
+def rows_of(log, *names):
+    found = sorted(log.rows(), key=lambda row: (row["_stream"], row["_offset"]))
+    return [tuple(row[name] for name in ("_stream", *names)) for row in found]
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+def test_each_stream_is_decoded_by_its_own_schema(log, table_format):
+    """The table has the columns of all; one that a stream adds later is added, a narrower one is
+    wide enough, and a field that only another stream describes is left out.
+    """
+    log.use(table_format)
+    log.config |= {"schema": None, "dead_letters": "bad"}
+    eu, us = STREAMS
+    log.client.schemas.set(eu, "id INT NOT NULL, vat DOUBLE")
+    log.client.schemas.set(us, "id BIGINT, state STRING, place STRUCT<zip: STRING>")
+    append_json(log, eu, {"id": 1, "vat": 0.2, "state": 7}, {"vat": 1.5})
+    append_json(log, us, {"id": 1 << 40, "state": "NY", "vat": "none", "place": {"zip": "1"}})
+    log.run()
+    first = [(eu, 1, 0.2, None), (us, 1 << 40, None, "NY")]
+    assert rows_of(log, "id", "vat", "state") == first
+    log.client.schemas.set(us, "id BIGINT, state STRING, place STRUCT<zip: STRING>, tax DOUBLE")
+    append_json(log, us, {"id": 2, "tax": 0.5})
+    view = strandline.table(
+        STREAMS,
+        table=table_of(log),
+        server=log.config["server"],
+        values="json",
+        skip_invalid=True,
+        **log.where(),
+    ).to_table()
+    assert sorted(view.column("id").to_pylist()) == [1, 2, 1 << 40]
+    log.run()
+    assert rows_of(log, "id", "tax") == [(eu, 1, None), (us, 1 << 40, None), (us, 2, 0.5)]
+    columns = view.column_names
+    assert columns == list(log.rows()[0])
+    letters = log.client.read("bad").read_all().column("headers").to_pylist()
+    assert [dict(each)["Strandline-Error"] for each in letters] == [
+        b"'id', which the schema requires, is missing or null"
+    ]
+
+
+def test_a_pattern_takes_a_stream_with_a_schema_of_its_own(log):
+    """Also one that is created while the load exists; a column that it renames stays the same."""
+    pattern(log)
+    log.config["schema"] = None
+    eu, us = STREAMS
+    log.client.schemas.set(eu, "id INT, customer STRING")
+    log.client.schemas.set(us, "id INT, customer STRING")
+    renamed = (
+        '[{"id": 1, "name": "id", "type": "int"}, {"id": 2, "name": "client", "type": "string"}]'
+    )
+    append_json(log, us, {"id": 1, "customer": "ada"})
+    log.run()
+    log.client.schemas.set(us, renamed)
+    log.client.create_stream("orders-jp", partitions=2)
+    log.client.schemas.set("orders-jp", "id INT, yen BIGINT")
+    append_json(log, us, {"id": 2, "client": "bob"})
+    append_json(log, "orders-jp", {"id": 3, "yen": 9})
+    log.run()
+    assert rows_of(log, "id", "customer", "yen") == [
+        ("orders-jp", 3, None, 9),
+        (us, 1, "ada", None),
+        (us, 2, "bob", None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("eu", "us", "message"),
+    [
+        (
+            "id INT, at DATE, x STRUCT<a: INT>",
+            "id STRING, at TIMESTAMP, x STRUCT<a: BOOLEAN>",
+            "column 'id' is int in 'orders-eu' and string in 'orders-us'; column 'at' is date",
+        ),
+        ("id INT", None, "stream 'orders-us' has no schema, and other streams of the table have"),
+    ],
+)
+def test_schemas_that_do_not_agree_are_rejected(log, eu, us, message):
+    """Before anything is loaded, with the columns' names and what to do."""
+    log.config["schema"] = None
+    log.client.schemas.set("orders-eu", eu)
+    if us:
+        log.client.schemas.set("orders-us", us)
+    append_json(log, "orders-eu", {"id": 1})
+    with pytest.raises(InvalidConfigError) as raised:
+        log.run()
+    assert message in str(raised.value)
+    log.run(schema="id BIGINT")
+    assert rows_of(log, "id") == [("orders-eu", 1)]
+
+
+def test_a_list_of_one_stream_is_that_stream(log):
+    """In a load and in the table that is read with its tail; text in place of a list says so."""
+    log.append(range(4), stream="orders-eu")
+    log.run(streams=["orders-eu"])
+    for stream in ("orders-eu", ["orders-eu"]):
+        view = strandline.table(
+            stream, table=table_of(log), server=log.config["server"], values="json"
+        )
+        assert view.to_table().num_rows == 4
+    with pytest.raises(InvalidConfigError, match=r"write streams: \[orders-eu\]"):
+        log.run(streams="orders-eu")

@@ -196,6 +196,10 @@ def decode_pipeline(values: Any) -> Pipeline:
         rest = {key: value for key, value in values.items() if key != "kind"}
         kind = _kind_of(values["kind"])
         check_known_keys(rest, kind, path="")
+        if isinstance(names := rest.get("streams"), str):
+            raise InvalidConfigError(
+                f"'streams' is a list: write streams: [{names}], with commas between several"
+            )
     try:
         pipeline: Pipeline = msgspec.convert(values, Pipeline)
     except UNDECODABLE as error:

@@ -8,7 +8,7 @@ commits.
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.types import StructType
 
 from strandline.errors import InvalidConfigError
-from strandline.spark.connection import client_of, schema_versions, stream_state
+from strandline.spark.connection import client_of, schemas_of, stream_state
 from strandline.spark.options import (
     ReadOptions,
     TableOptions,
@@ -31,11 +31,13 @@ from strandline.spark.pipelines.outputs import stream_of
 from strandline.spark.pipelines.queries import read_stream, triggered
 from strandline.spark.planning import keyed
 from strandline.spark.session import wait_for_sources
-from strandline.spark.tables.changes import rows_of_events
+from strandline.spark.tables.changes import row_versions, rows_of_events
+from strandline.spark.tables.columns import columns_of_streams
 from strandline.spark.tables.log import TableState, check_same_key, check_same_stream, decode_schema
 from strandline.spark.tables.open import existing_store, is_object_url
 from strandline.spark.tables.store import Loaded, MissingTableError, TableStore, local_path
-from strandline.spark.tables.values import columns_by_schema, value_schema
+from strandline.spark.tables.stream_values import StreamDecoder
+from strandline.spark.tables.values import columns_by_schema, columns_by_schemas, value_schema
 from strandline.values.columns import arrow_schema, parse_columns
 from strandline.values.decode import (
     RECORD_COLUMNS,
@@ -48,6 +50,8 @@ from strandline.values.schema import SchemaVersion
 
 logger = logging.getLogger(__name__)
 
+StreamSchemas = Mapping[str, Sequence[SchemaVersion]]
+"""The versions of the schema of each stream, ascending."""
 _SAMPLE_RECORDS = 1000
 _RETRY_TIMEOUT_MS = 60_000
 LOCAL_TXN_ID = "local"
@@ -173,15 +177,17 @@ def prepare_load(config: LoadPipeline, read: ReadOptions) -> PreparedLoad:
     path = table_of(config, read)
     identity, _, loaded = open_load(config, read)
     state = loaded.state
-    columns, versions = None, _stream_versions(config, read)
+    columns, schemas = None, _stream_schemas(config, read)
     if config.values != "raw":
-        columns = _value_schema(config, read, state, versions=versions)
+        columns = _value_schema(config, read, state, schemas=schemas)
         arrow = to_arrow_schema(columns, timezone="UTC")
         check_distinct_names(arrow)
     options = table_options(config, read, identity=identity, columns=columns)
-    if versions:
+    if schemas:
         options["streamSchema"] = "true"
-        _check_following(parse_table_options(options | {"path": path}), versions)
+        if read.stream is None:
+            options["schemaStreams"] = read.stream_pattern or ",".join(read.streams)
+        _check_following(parse_table_options(options | {"path": path}), schemas)
     return PreparedLoad(
         read=read,
         path=path,
@@ -323,35 +329,41 @@ def _local_commits(state: TableState | None) -> int:
     )
 
 
-def _stream_versions(config: LoadPipeline, read: ReadOptions) -> Sequence[SchemaVersion]:
-    """Return the versions of the stream's schema by which a load decodes values.
+def _stream_schemas(config: LoadPipeline, read: ReadOptions) -> StreamSchemas:
+    """Return the versions of the streams' schemas by which a load decodes values.
 
-    Empty if the file has a schema or several streams, or if values are Debezium's events, which the
-    stream's schema does not describe.
+    Empty if the file has a schema, or for an upsert of several streams. For Debezium's events they
+    are the versions of the rows inside the events.
 
     Raises:
-        InvalidConfigError: the schema is for another format of values.
+        InvalidConfigError: a schema is for another format of values.
     """
-    if config.schema or config.values in ("raw", "arrow") or read.stream is None:
-        return ()
-    if config.envelope != "none":
-        return ()
-    return schema_versions(
-        config.server, read.stream, kind=config.values, timeout_ms=_RETRY_TIMEOUT_MS
-    )
+    if config.schema or config.values in ("raw", "arrow"):
+        return {}
+    if read.stream is None and config.mode == "upsert":
+        return {}
+    found = schemas_of(read, kind=config.values)
+    if config.envelope == "debezium":
+        return {stream: row_versions(versions) for stream, versions in found.items()}
+    return found
 
 
-def _check_following(options: TableOptions, versions: Sequence[SchemaVersion]) -> None:
-    """Check that a table can have the columns of its stream's schema, before tasks start.
+def _check_following(options: TableOptions, schemas: StreamSchemas) -> None:
+    """Check that a table can have the columns of its streams' schemas, before tasks start.
 
     Raises:
         InvalidConfigError: it cannot; the message names the column.
     """
     values = value_schema(options)
     assert values is not None
-    found = columns_by_schema(options, values, versions)
+    if options.schema_streams:
+        found = columns_by_schemas(options, values, schemas)
+        StreamDecoder(options.values, found.schema, schemas)
+    else:
+        [versions] = schemas.values()
+        found = columns_by_schema(options, values, versions)
+        value_decoder(options.values, found.schema, versions=versions)
     check_distinct_names(found.schema)
-    value_decoder(options.values, found.schema, versions=versions)
     if found.kept:
         logger.warning(
             "%s keeps the columns %s, although the schema of its stream has wider types: the "
@@ -367,7 +379,7 @@ def _value_schema(
     read: ReadOptions,
     state: TableState | None,
     *,
-    versions: Sequence[SchemaVersion],
+    schemas: StreamSchemas,
 ) -> StructType:
     """Return the columns of the values, from table, file, stream or a sample, in this order."""
     if state is not None:
@@ -376,12 +388,16 @@ def _value_schema(
         columns = from_arrow_schema(pa.schema(fields))
         _check_same_columns(config, columns)
         return columns
-    if versions:
+    if schemas:
+        if read.stream is None:
+            found = columns_of_streams(pa.schema([]), schemas, table_format="parquet")
+            return from_arrow_schema(found.schema)
+        [versions] = schemas.values()
         return from_arrow_schema(arrow_schema(versions[-1].columns))
     if config.values == "protobuf":
         raise InvalidConfigError(
             f"stream {streams_of(read)} has no schema, by which values in Protocol Buffers are "
-            "decoded, or is not one stream: set it with 'strandline stream schema set'"
+            "decoded: set it with 'strandline stream schema set'"
         )
     if config.values == "avro":
         from strandline.values.avro import arrow_schema_of

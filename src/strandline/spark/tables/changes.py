@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.errors import UNDECODABLE, InvalidConfigError
+from strandline.values.columns import arrow_schema, type_text
 from strandline.values.decode import (
     RECORD_COLUMNS,
     RECORD_PREFIX,
@@ -24,7 +25,7 @@ from strandline.values.decode import (
     record_columns,
     value_decoder,
 )
-from strandline.values.schema import SchemaVersion
+from strandline.values.schema import SchemaColumn, SchemaVersion
 
 _PLACE = ("stream", "partition", "offset")
 _IN_KEYS = ("key", "subject", "stream")
@@ -106,6 +107,45 @@ def envelope_schema(columns: pa.Schema, *, has_wrapper: bool) -> pa.Schema:
     return pa.schema([*event, pa.field("payload", pa.struct(event))] if has_wrapper else event)
 
 
+def row_versions(versions: Sequence[SchemaVersion]) -> list[SchemaVersion]:
+    """Return the versions of the rows in Debezium's events, by those of the events' schema.
+
+    Raises:
+        InvalidConfigError: a version is of other values.
+    """
+    ids: dict[str, int] = {}
+    return [
+        msgspec.structs.replace(
+            version,
+            columns=tuple(
+                SchemaColumn(
+                    id=ids.setdefault(field.name, len(ids) + 1),
+                    name=field.name,
+                    type=type_text(field.type),
+                )
+                for field in _row_of(version)
+            ),
+            json_schema="",  # of events, not of rows
+        )
+        for version in versions
+    ]
+
+
+def _row_of(version: SchemaVersion) -> pa.StructType:
+    columns = {field.name: field.type for field in arrow_schema(version.columns)}
+    payload = columns.get("payload")
+    if payload is not None and pa.types.is_struct(payload):
+        columns = {field.name: field.type for field in payload}
+    row = columns.get("after", pa.null())
+    if "op" not in columns or not pa.types.is_struct(row):
+        raise InvalidConfigError(
+            f"version {version.version} of the stream's schema is not of Debezium's events: it has "
+            "no struct 'after' beside 'op'; set their schema, or give the columns of the rows by "
+            "'schema'"
+        )
+    return row
+
+
 def rows_of_events(values: Iterable[bytes | None]) -> list[bytes]:
     """Return the rows in Debezium's JSON events, to infer columns from them."""
     found = []
@@ -144,7 +184,8 @@ class ChangeDecoder:
         self._primary_key = list(primary_key)
         self._decode = decode
         self._is_debezium = is_debezium
-        self._versions = versions
+        # A JSON Schema is of values, and a key has not all that it requires.
+        self._versions = [msgspec.structs.replace(each, json_schema="") for each in versions]
         self._deletes = delete_schema(schema, primary_key)
         own = {f"{RECORD_PREFIX}{name}" for name in RECORD_COLUMNS}
         self._in_values = [schema.field(name) for name in primary_key if name not in own]

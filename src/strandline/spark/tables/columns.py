@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from strandline.errors import InvalidConfigError
 from strandline.spark.options import TableFormat
 from strandline.values.columns import arrow_schema, column_text, type_text
 from strandline.values.evolution import is_wider
@@ -70,6 +71,65 @@ def following_columns(
         if followed_type(field.type, wanted, widens=True) != field.type:
             kept.append(column_text(field.with_nullable(True)))
     return FollowingColumns(pa.schema(fields), names if renames else {}, kept)
+
+
+def columns_of_streams(
+    columns: pa.Schema,
+    schemas: Mapping[str, Sequence[SchemaVersion]],
+    *,
+    table_format: TableFormat,
+) -> FollowingColumns:
+    """Return the columns of values that a table of several streams has: the union of theirs.
+
+    A column that a stream renames keeps its name, since other streams have it, too.
+
+    Args:
+        columns: those that the table has.
+        schemas: for each stream the versions of its schema, ascending.
+        table_format: plain Parquet and Iceberg widen types; Delta Lake does not.
+
+    Raises:
+        InvalidConfigError: of two streams a column has types that one column cannot have.
+    """
+    _check_agreement(schemas)
+    keeping: TableFormat = "delta" if table_format == "delta" else "parquet"
+    kept: list[str] = []
+    for versions in schemas.values():
+        found = following_columns(columns, versions, table_format=keeping)
+        columns = found.schema
+        kept += found.kept
+    return FollowingColumns(columns, {}, list(dict.fromkeys(kept)))
+
+
+def _check_agreement(schemas: Mapping[str, Sequence[SchemaVersion]]) -> None:
+    seen: dict[str, tuple[pa.DataType, str]] = {}
+    wrong = []
+    for stream, versions in schemas.items():
+        for field in arrow_schema(versions[-1].columns):
+            kind, other = seen.setdefault(field.name, (field.type, stream))
+            if not _agree(kind, field.type):
+                wrong.append(
+                    f"column {field.name!r} is {type_text(kind)} in {other!r} and "
+                    f"{type_text(field.type)} in {stream!r}"
+                )
+    if wrong:
+        raise InvalidConfigError(
+            f"the schemas of the streams do not agree: {'; '.join(wrong)}; set versions that do, "
+            "or load them into a table each, with {stream} in 'into'"
+        )
+
+
+def _agree(one: pa.DataType, other: pa.DataType) -> bool:
+    """Return whether one of two types holds the values of both."""
+    if pa.types.is_struct(one) and pa.types.is_struct(other):
+        theirs = {field.name: field.type for field in other}
+        return all(_agree(f.type, theirs[f.name]) for f in one if f.name in theirs)
+    if pa.types.is_list(one) and pa.types.is_list(other):
+        return _agree(one.value_type, other.value_type)
+    if pa.types.is_nested(one) or pa.types.is_nested(other):
+        return bool(one == other)
+    texts = type_text(one), type_text(other)
+    return bool(one == other) or is_wider(*texts) or is_wider(*reversed(texts))
 
 
 def followed_type(old: pa.DataType, new: pa.DataType, *, widens: bool) -> pa.DataType:

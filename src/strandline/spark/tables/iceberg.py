@@ -190,8 +190,12 @@ class IcebergStore(TableStore):
                 for path in gone:
                     table.io.delete(path)
                 self.forget(gone)
-        except CommitFailedException:
-            return 0  # another commit came first; the next call does it
+        except (CommitFailedException, ValueError) as error:
+            # Another commit came first, and the next call does it; or, as a ValueError, it expired
+            # the same snapshots.
+            if isinstance(error, ValueError) and "does not exist" not in str(error):
+                raise
+            return 0
         return len(gone)
 
 

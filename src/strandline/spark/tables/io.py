@@ -30,7 +30,7 @@ from strandline.spark.options import TableOptions
 from strandline.spark.publication import Part, publish
 from strandline.spark.table import commit, committed_files, committed_schema
 from strandline.spark.tables.changes import delete_schema
-from strandline.spark.tables.columns import conformed
+from strandline.spark.tables.columns import conformed, is_part
 from strandline.spark.tables.compact import compact
 from strandline.spark.tables.gaps import GapExplainer
 from strandline.spark.tables.log import Proposal, decide, encode_schema, merge_ranges
@@ -135,6 +135,12 @@ class TableCommitter:
                     "a column of the stream's schema was renamed while the batch was decoded, and "
                     "its files have both names: nothing was written; run the load again, which "
                     "repeats the batch"
+                )
+            if not all(_begins_with(newest.values, message.values) for message in staged):
+                raise UnavailableError(
+                    "schemas of streams were set while the batch was decoded, and its files have "
+                    "different columns: nothing was written; run the load again, which repeats the "
+                    "batch"
                 )
             self._values = newest.values
             self.schema = self._schema(newest.values)
@@ -263,6 +269,13 @@ class TableReader(DataSourceReader):
             with usable(path), pq.ParquetFile(self.directory.open_file(path)) as file:
                 for batch in file.iter_batches(batch_size=_READ_ROWS, columns=self.target.names):
                     yield conformed(batch, self.target)
+
+
+def _begins_with(columns: pa.Schema | None, earlier: pa.Schema | None) -> bool:
+    """Return whether columns are earlier ones, possibly widened, with others after them."""
+    if columns is None or earlier is None:
+        return columns is earlier
+    return is_part(pa.struct(list(earlier)), pa.struct(list(columns)), widens=True)
 
 
 def table_schema(schema: StructType) -> pa.Schema:

@@ -10,13 +10,14 @@ commits do not affect the result, so each record appears once. Must not know Spa
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
 
 from strandline.errors import InvalidConfigError, InvalidRecordError
 from strandline.spark.arrow import SparkCast
-from strandline.spark.connection import read_rows, schema_versions, stream_state
+from strandline.spark.connection import read_rows, schemas_of, stream_state
 from strandline.spark.options import ReadOptions, TableFormat
 from strandline.spark.planning import (
     OffsetRange,
@@ -26,14 +27,16 @@ from strandline.spark.planning import (
     plan_ranges,
     starting_offsets,
 )
-from strandline.spark.tables.columns import following_columns, with_columns
+from strandline.spark.tables.columns import columns_of_streams, following_columns, with_columns
 from strandline.spark.tables.log import TableState, check_same_stream, decode_schema
 from strandline.spark.tables.open import existing_store
 from strandline.spark.tables.store import Loaded, TableStore
+from strandline.spark.tables.stream_values import StreamDecoder
 from strandline.values.decode import (
     RECORD_COLUMNS,
     RECORD_PREFIX,
     RECORD_SCHEMA,
+    Decoded,
     record_columns,
     value_decoder,
 )
@@ -41,6 +44,9 @@ from strandline.values.schema import SchemaVersion, ValueFormat
 
 Decode = Callable[[pa.RecordBatch], pa.RecordBatch]
 
+Schemas = Mapping[str, Sequence[SchemaVersion]]
+"""The versions of the schema of each stream, ascending."""
+_NO_SCHEMAS: Schemas = MappingProxyType({})
 _SEVERAL = pa.schema([pa.field("stream", pa.string()), *RECORD_SCHEMA])
 """The columns of records of several streams."""
 
@@ -146,9 +152,11 @@ def table(
     decode, records = None, schema
     names: dict[str, str] = {}
     if values != "raw":
-        versions = _versions(options, values, avro_schema)
-        if versions:
-            schema, names = _followed(schema, versions, table_format)
+        schemas = _schemas(options, values, avro_schema)
+        if schemas:
+            schema, names = _followed(
+                schema, schemas, several=has_several, table_format=table_format
+            )
         records = _record_schema(schema, own)
         decode = _decoder(
             schema,
@@ -156,7 +164,8 @@ def table(
             skip_invalid=skip_invalid,
             avro_schema=avro_schema,
             avro_writer_schema=avro_writer_schema,
-            versions=versions,
+            schemas=schemas,
+            several=has_several,
         )
     return LiveTable(
         schema=schema,
@@ -171,17 +180,14 @@ def table(
     )
 
 
-def _versions(
-    options: ReadOptions, values: ValueFormat, avro_schema: str | None
-) -> Sequence[SchemaVersion]:
-    """Return the versions of the stream's schema; none with another schema or several streams.
+def _schemas(options: ReadOptions, values: ValueFormat, avro_schema: str | None) -> Schemas:
+    """Return the versions of the streams' schemas; none if another schema is given.
 
     They are read after the end of the log, so that they include the versions of all its records.
     """
-    if avro_schema is not None or values in ("raw", "arrow") or options.stream is None:
-        return ()
-    timeout_ms = options.retry_timeout_ms
-    return schema_versions(options.server, options.stream, kind=values, timeout_ms=timeout_ms)
+    if avro_schema is not None or values in ("raw", "arrow"):
+        return {}
+    return schemas_of(options, kind=values)
 
 
 def _read_options(
@@ -192,9 +198,11 @@ def _read_options(
     read = ReadOptions(server=server, stream=None, stream_pattern=pattern)
     if stream is None:
         return read
-    if isinstance(stream, str):
-        return replace(read, stream=stream)
-    return replace(read, streams=tuple(stream))
+    names = (stream,) if isinstance(stream, str) else tuple(stream)
+    if not names:
+        raise InvalidConfigError("the list of streams is empty: name one, or several")
+    # One is loaded into a table whose rows do not name it, as by 'streams' of a load.
+    return replace(read, stream=names[0]) if len(names) == 1 else replace(read, streams=names)
 
 
 def _tail(
@@ -250,12 +258,16 @@ def _schema(
 
 
 def _followed(
-    schema: pa.Schema, versions: Sequence[SchemaVersion], table_format: TableFormat
+    schema: pa.Schema, schemas: Schemas, *, several: bool, table_format: TableFormat
 ) -> tuple[pa.Schema, dict[str, str]]:
     """Return the columns that the next commit gives a table, and their new names."""
     own = _own(schema)
     values = pa.schema([field for field in schema if field.name not in own])
-    found = following_columns(values, versions, table_format=table_format)
+    if several:
+        found = columns_of_streams(values, schemas, table_format=table_format)
+    else:
+        [versions] = schemas.values()
+        found = following_columns(values, versions, table_format=table_format)
     return pa.schema([*(schema.field(name) for name in own), *found.schema]), found.names
 
 
@@ -271,14 +283,30 @@ def _own(schema: pa.Schema) -> list[str]:
     return [name for name in schema.names if name in own]
 
 
-def _decoder(schema: pa.Schema, values: ValueFormat, *, skip_invalid: bool, **avro: Any) -> Decode:
+def _decoder(
+    schema: pa.Schema,
+    values: ValueFormat,
+    *,
+    skip_invalid: bool,
+    schemas: Schemas = _NO_SCHEMAS,
+    several: bool = False,
+    **avro: Any,
+) -> Decode:
     """Return a function that converts a batch of records to rows of the table."""
     own = _own(schema)
     columns = pa.schema([field for field in schema if field.name not in own])
-    decode_values = value_decoder(values, columns, **avro)
+    decode_records: Callable[[pa.RecordBatch], Decoded]
+    if several and schemas:
+        decode_records = StreamDecoder(values, columns, schemas)
+    else:
+        versions = next(iter(schemas.values()), ())
+        decode_values = value_decoder(values, columns, versions=versions, **avro)
+
+        def decode_records(batch: pa.RecordBatch) -> Decoded:
+            return decode_values(batch.column("value"))
 
     def decode(batch: pa.RecordBatch) -> pa.RecordBatch:
-        decoded = decode_values(batch.column("value"))
+        decoded = decode_records(batch)
         if decoded.bad and not skip_invalid:
             place, reason = decoded.bad[0]
             raise InvalidRecordError(

@@ -6,7 +6,7 @@ Without a dead-letter stream the query fails. Must not know files.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -25,9 +25,9 @@ from pyspark.sql.types import (
 
 from strandline.client.transactions.staged_write import StagedWrite
 from strandline.errors import InvalidConfigError, InvalidRecordError
-from strandline.spark.connection import schema_versions
+from strandline.spark.connection import schemas_of
 from strandline.spark.headers import ERROR, SOURCE_OFFSET, SOURCE_PARTITION, SOURCE_STREAM
-from strandline.spark.options import TableFormat, TableOptions
+from strandline.spark.options import ReadOptions, TableFormat, TableOptions
 from strandline.spark.publication import Part, begin_stage
 from strandline.spark.rows import Fingerprint
 from strandline.spark.tables.changes import (
@@ -35,10 +35,17 @@ from strandline.spark.tables.changes import (
     Changes,
     check_primary_key,
     envelope_schema,
+    row_versions,
 )
-from strandline.spark.tables.columns import FollowingColumns, following_columns
+from strandline.spark.tables.columns import (
+    FollowingColumns,
+    columns_of_streams,
+    following_columns,
+)
 from strandline.spark.tables.stage import tracks_offsets
+from strandline.spark.tables.stream_values import StreamDecoder
 from strandline.values.decode import (
+    Decoded,
     check_decodable,
     check_distinct_names,
     decoded_schema,
@@ -46,6 +53,8 @@ from strandline.values.decode import (
     value_decoder,
 )
 from strandline.values.schema import SchemaVersion
+
+DecodeValues = Callable[[pa.Array], Decoded]
 
 _NOT_KEPT = (NullType, AnsiIntervalType, CalendarIntervalType)
 _RETRY_TIMEOUT_MS = 120_000
@@ -172,39 +181,47 @@ class Decoding:
         self._txn_id, self._batch = f"{batch[0]}/dead-letters", batch[1]
         self._stage: StagedWrite | None = None
         self._letters = Fingerprint()
-        versions = _versions(options)
-        self.version = versions[-1].version if versions else 0
-        """The version of the stream's schema; 0: not decoded by it."""
+        schemas = _schemas(options)
+        versions = schemas.get(options.stream or "", ())
+        is_debezium = options.envelope == "debezium"
+        rows = row_versions(versions) if is_debezium else versions
+        self.version = sum(each[-1].version for each in schemas.values())
+        """The version of the stream's schema, of several streams the sum; 0: decoded by none."""
         self.values = values
         """The columns of decoded values in the table."""
         self.names: dict[str, str] | None = None
         """The new names of columns, if the columns follow the stream's schema."""
         self.schema = records
         """The schema of the table."""
-        decode = None
-        is_debezium = options.envelope == "debezium"
+        decode: DecodeValues | None = None
+        self._of_streams: StreamDecoder | None = None
         if values is not None:
             if versions:
-                values, self.names, _ = columns_by_schema(options, values, versions)
+                values, self.names, _ = columns_by_schema(options, values, rows)
+            elif schemas:
+                values, self.names, _ = columns_by_schemas(options, values, schemas)
             self.values = values
             self.schema = decoded_schema(records, values)
             check_distinct_names(self.schema)
             if is_debezium:
                 values = envelope_schema(values, has_wrapper=options.values == "json")
-            decode = value_decoder(
-                options.values,
-                values,
-                avro_schema=options.avro_schema,
-                avro_writer_schema=options.avro_writer_schema,
-                versions=versions,
-            )
+            if options.schema_streams:
+                self._of_streams = StreamDecoder(options.values, values, schemas)
+            else:
+                decode = value_decoder(
+                    options.values,
+                    values,
+                    avro_schema=options.avro_schema,
+                    avro_writer_schema=options.avro_writer_schema,
+                    versions=versions,
+                )
         self._decode = decode
         self._changes = ChangeDecoder(
             self.schema,
             options.primary_key,
             decode=decode,
             is_debezium=is_debezium,
-            versions=versions,
+            versions=rows,
         )
 
     def rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -213,8 +230,11 @@ class Decoding:
         Raises:
             InvalidRecordError: a value cannot be decoded, and there is no dead-letter stream.
         """
-        assert self._decode is not None
-        decoded = self._decode(batch.column("value"))
+        if self._of_streams is not None:
+            decoded = self._of_streams(batch)
+        else:
+            assert self._decode is not None
+            decoded = self._decode(batch.column("value"))
         if decoded.bad:
             self._refuse(batch, decoded.bad)
         columns = [column for _, column in record_columns(batch, decoded.sources)]
@@ -282,22 +302,46 @@ def columns_by_schema(
         table_format=options.table_format,
         primary_key=options.primary_key,
     )
-    # In Spark's types, as which the table's columns are read at the next start.
-    as_spark = to_arrow_schema(from_arrow_schema(found.schema), timezone="UTC")
-    return found._replace(schema=as_spark)
+    return found._replace(schema=_as_spark(found.schema))
 
 
-def _versions(options: TableOptions) -> Sequence[SchemaVersion]:
-    """Return the versions of the stream's schema, if values are decoded by it.
+def columns_by_schemas(
+    options: TableOptions,
+    values: pa.Schema,
+    schemas: Mapping[str, Sequence[SchemaVersion]],
+) -> FollowingColumns:
+    """Return the columns that the values of a table have by the schemas of its streams.
+
+    Raises:
+        InvalidConfigError: the schemas do not agree.
+    """
+    found = columns_of_streams(values, schemas, table_format=options.table_format)
+    return found._replace(schema=_as_spark(found.schema))
+
+
+def _as_spark(schema: pa.Schema) -> pa.Schema:
+    """Return the columns in Spark's types, as which the table's are read at the next start."""
+    return to_arrow_schema(from_arrow_schema(schema), timezone="UTC")
+
+
+def _schemas(options: TableOptions) -> Mapping[str, Sequence[SchemaVersion]]:
+    """Return the versions of the schemas of streams, if values are decoded by them.
 
     Each task reads them, so that it knows every version that was set before its values.
     """
     if not options.stream_schema:
-        return ()
+        return {}
     assert options.server is not None
-    assert options.stream is not None
-    kind = options.values
-    return schema_versions(options.server, options.stream, kind=kind, timeout_ms=_RETRY_TIMEOUT_MS)
+    several = options.schema_streams or ""
+    is_pattern = any(sign in several for sign in "*?[")
+    read = ReadOptions(
+        server=options.server,
+        stream=None if several else options.stream,
+        streams=() if is_pattern else tuple(filter(None, several.split(","))),
+        stream_pattern=several if is_pattern else None,
+        retry_timeout_ms=_RETRY_TIMEOUT_MS,
+    )
+    return schemas_of(read, kind=options.values)
 
 
 def _source(batch: pa.RecordBatch, place: int) -> str:

@@ -15,6 +15,7 @@ from strandline.spark.connection import forget_client
 from strandline.spark.options import TableOptions
 from strandline.spark.table import commit, committed_offsets, read_table, table_summary
 from strandline.spark.tables import compact as table_compact
+from strandline.spark.tables import iceberg
 from strandline.spark.tables.compact import FILES_MAX, choose_files, compact
 from strandline.spark.tables.iceberg import open_catalog
 from strandline.spark.tables.log import LiveFile
@@ -223,6 +224,25 @@ def test_old_snapshots_expire(lake, tmp_path):
     assert lake.commit(rows(0, 30, 31), batch=30)
     assert not lake.commit(rows(0, 30, 31), batch=30)
     assert lake.values() == expected(p0=31)
+
+
+def test_of_two_loads_that_expire_the_same_snapshots_none_fails(tmp_path, monkeypatch):
+    """The one that comes second has nothing left to do."""
+    lake = Lake(tmp_path, "iceberg")
+    for batch in range(4):
+        lake.commit(rows(0, batch, batch + 1), batch=batch)
+    assert compact(lake.store(), file_bytes=FILE_BYTES, files_max=2) > 1
+    store, paths = lake.store(), iceberg._all_paths
+
+    def overtaken(table):
+        found = paths(table)
+        monkeypatch.setattr(iceberg, "_all_paths", paths)
+        assert lake.store().expire(age_s=0) > 0
+        return found
+
+    monkeypatch.setattr(iceberg, "_all_paths", overtaken)
+    assert store.expire(age_s=0) == 0
+    assert lake.values() == expected(p0=4)
 
 
 def test_columns_that_others_added_stop_a_merge_of_their_files(tmp_path):

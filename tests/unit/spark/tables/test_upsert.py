@@ -593,6 +593,87 @@ def test_debezium_s_columns_are_inferred_from_its_rows(log):
     assert [(row["id"], row["name"]) for row in rows] == [(0, "b")]
 
 
+def events_schema(*more, kind="avro"):
+    """Debezium's schema of events whose rows have id, name and more columns."""
+    if kind == "json":
+        row = ", ".join(["id: INT", "name: STRING", *(f"{name}: DOUBLE" for name in more)])
+        return f"before STRUCT<{row}>, after STRUCT<{row}>, op STRING NOT NULL, ts_ms BIGINT"
+    fields = [{"name": "id", "type": "int"}, {"name": "name", "type": ["null", "string"]}]
+    fields += [{"name": name, "type": ["null", "double"], "default": None} for name in more]
+    row = {"type": "record", "name": "Value", "fields": fields}
+    fields = [
+        {"name": "before", "type": ["null", row], "default": None},
+        {"name": "after", "type": ["null", "Value"], "default": None},
+        {"name": "op", "type": "string"},
+    ]
+    return json.dumps({"type": "record", "name": "Envelope", "fields": fields})
+
+
+def event_of(schema, op, row, *, registry_id):
+    """An event, in the framing of a registry if its schema is Avro."""
+    found = {"op": op, "before": None, "after": None} | {"before" if op == "d" else "after": row}
+    if not schema.startswith("{"):
+        return json.dumps(found).encode()
+    out = io.BytesIO(b"\0" + registry_id.to_bytes(4, "big"))
+    out.seek(0, io.SEEK_END)
+    fastavro.schemaless_writer(out, fastavro.parse_schema(json.loads(schema)), found)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("table_format", FORMATS)
+@pytest.mark.parametrize("kind", ["json", "avro"])
+def test_debezium_s_rows_follow_the_schema_of_the_stream(log, table_format, kind):
+    """That of its events: a new version with one more column in ``after`` adds it to the table;
+    events of the version before are read as before.
+    """
+    log.use(table_format)
+    log.config |= {"envelope": "debezium", "schema": None, "values": kind}
+    one, two = events_schema(kind=kind), events_schema("price", kind=kind)
+    events = [
+        event_of(one, op, {"id": number, "name": name}, registry_id=7)
+        for number, op, name in [(1, "c", "a"), (2, "r", "b"), (1, "u", "c"), (2, "d", None)]
+    ]
+    log.client.schemas.set("orders", one, registry_id=7 if kind == "avro" else None)
+    for value in events:
+        log.client.append("orders", value, key=b"k", partition=0)
+    log.run()
+    assert log.rows()[0] | {"id": 1, "name": "c"} == log.rows()[0]
+    log.client.schemas.set("orders", two, registry_id=8 if kind == "avro" else None)
+    row = {"id": 3, "name": "z", "price": 1.5}
+    log.client.append("orders", event_of(two, "c", row, registry_id=8), key=b"k", partition=0)
+    log.client.append("orders", events[1], key=b"k", partition=0)
+    log.client.append("orders", b"oops", key=b"k", partition=0)
+    log.run()
+    found = sorted((row["id"], row["name"], row["price"]) for row in log.rows())
+    assert found == [(1, "c", None), (2, "b", None), (3, "z", 1.5)]
+    assert log.letters() == [b"oops"]
+
+
+def test_a_schema_that_is_not_of_events_is_rejected(log):
+    """With what to do; columns in the file are of the rows, whatever the stream's schema."""
+    log.use("delta")
+    log.config["envelope"] = "debezium"
+    log.client.schemas.set("orders", "id INT, name STRING")
+    log.client.append("orders", event("c", after={"id": 1, "name": "a"}), key=b"1", partition=0)
+    with pytest.raises(InvalidConfigError, match="no struct 'after' beside 'op'; set their schema"):
+        log.run(schema=None)
+    log.run()
+    assert [row["name"] for row in log.rows()] == ["a"]
+
+
+def test_a_tombstone_needs_only_the_key_that_a_json_schema_describes(log):
+    """Not the other properties that values have to have."""
+    log.use("delta")
+    properties = {"id": {"type": "integer"}, "name": {"type": "string"}}
+    schema = {"type": "object", "properties": properties, "required": ["id", "name"]}
+    log.client.schemas.set("orders", json.dumps(schema))
+    log.config["schema"] = None
+    publish(log, [(1, "a"), (2, "b"), (1, None)])
+    log.run()
+    assert [(row["id"], row["name"]) for row in log.rows()] == [(2, "b")]
+    assert log.letters() == []
+
+
 def test_the_file_of_the_docs_keeps_a_table(log, monkeypatch):
     """As it stands on the page, in a directory of its own."""
     page = (Path(__file__).parents[4] / "docs" / "pipelines.md").read_text()
