@@ -17,7 +17,8 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
+
+from strandline import arrow_compute as pc
 
 _DATE = r"\d{4}-\d{2}-\d{2}"
 _TIME = r"([01]\d|2[0-3]):[0-5]\d(:[0-5]\d(\.\d+)?)?"
