@@ -5,11 +5,10 @@ MiB, and 0.2 to 0.5 s of CPU. It asks once in a process, so what calls this must
 a broker, and commands that never hand out a data frame.
 """
 
-import importlib.abc
 import sys
 
 
-class _NoPandas(importlib.abc.MetaPathFinder):
+class _NoPandas:
     """A finder that says that pandas is not installed."""
 
     def find_spec(self, name: str, *_of_the_package: object) -> None:
@@ -24,5 +23,5 @@ def keep_pandas_out() -> None:
 
     finder = _NoPandas()
     sys.meta_path.insert(0, finder)
-    pa.scalar(0)
+    pa.array([])  # makes pyarrow ask for pandas; a number would also take 4 MiB for Arrow's pool
     sys.meta_path.remove(finder)

@@ -82,7 +82,7 @@ class FlightFrontEnd:
         """
         # pyarrow looks for pandas on the first call, which needs file descriptors. Do it now,
         # because later connections may have used up all descriptors.
-        await asyncio.to_thread(pa.scalar, 0)
+        await asyncio.to_thread(pa.array, [])
         lifecycle = ServerLifecycle(self._broker)
         tls = load_tls(self._tls)
         address = (self._host, self.port)
