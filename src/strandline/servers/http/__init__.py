@@ -4,6 +4,6 @@ Rules: loopback by default. It must not block the broker's loop: work that grows
 partitions runs on a thread. What it changes, the console changes as a client of the broker.
 """
 
-from strandline.servers.http.server import HttpFrontEnd
+from strandline.servers.http.frontend import HttpFrontEnd
 
 __all__ = ["HttpFrontEnd"]
