@@ -7,8 +7,7 @@ journal's sequence at its creation. Journal entries and checkpoints up to it are
 
 from pathlib import Path
 
-from crc32c import crc32c
-
+from strandline.checksum import crc32c
 from strandline.errors import CorruptBatchError
 from strandline.storage.disk import Disk
 from strandline.storage.log_directory import UNFINISHED_SUFFIX
