@@ -5,11 +5,10 @@ pyarrow imports pandas, if installed, for the first value that it converts from 
 broker, or a command that never returns a data frame.
 """
 
-import importlib.abc
 import sys
 
 
-class _NoPandas(importlib.abc.MetaPathFinder):
+class _NoPandas:
     """A finder that reports pandas as not installed."""
 
     def find_spec(self, name: str, *_of_the_package: object) -> None:
@@ -24,5 +23,5 @@ def keep_pandas_out() -> None:
 
     finder = _NoPandas()
     sys.meta_path.insert(0, finder)
-    pa.scalar(0)
+    pa.array([])  # makes pyarrow ask for pandas; a number would also take 4 MiB for Arrow's pool
     sys.meta_path.remove(finder)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,10 @@ from strandline.testing import ProcessServer
 
 pytestmark = pytest.mark.slow
 SERVE = (sys.executable, "-m", "strandline.cli", "serve", "--output", "json")
+LOADED_LATER = {
+    *("h11", "importlib.metadata", "pyarrow._compute", "rich", "starlette", "uvicorn", "yaml"),
+    *("strandline.broker.cluster.broker", "strandline.cli.stream", "strandline.cli.top"),
+}
 FREE_PORTS = [f"--{name}-port=0" for name in ("nats", "ingest", "flight", "http")]
 
 
@@ -112,6 +117,29 @@ def test_what_nobody_asked_for_is_not_loaded():
     assert "cryptography" not in mapped
     assert "google/_upb" not in mapped
     assert "pandas" not in mapped  # pyarrow would import it, where it is installed
+
+
+def test_a_broker_loads_libraries_for_the_first_client_that_needs_them(tmp_path):
+    """At its start none of the web page's, of Arrow's functions, of a cluster's, of other commands.
+
+    The listeners are the default ones: NATS, ingest, Arrow Flight and HTTP.
+    """
+    file = tmp_path / "imports"
+    command = ("sh", "-c", 'exec "$@" 2> "$0"', str(file), *SERVE)
+
+    def imported():
+        return set(re.findall(r"\| +(\S+)$", file.read_text(), re.MULTILINE))
+
+    with ProcessServer(command=command, environment={"PYTHONPROFILEIMPORTTIME": "1"}) as server:
+        assert {"pyarrow.flight", "strandline.servers.nats.frontend"} <= imported()
+        assert not LOADED_LATER & imported()
+        with urllib.request.urlopen(f"{server.http_url}/health/live", timeout=60) as answer:
+            assert answer.status == 200
+        assert {"starlette", "uvicorn"} <= imported()
+        with strandline.connect(server.flight) as client:
+            client.create_stream("s")
+            client.append("s", b"v")
+        assert "pyarrow._compute" in imported()
 
 
 def test_commands_that_make_no_data_frame_do_without_pandas(tmp_path):

@@ -3,6 +3,7 @@
 import resource
 import socket
 import sys
+import urllib.request
 
 import pytest
 
@@ -60,6 +61,21 @@ def test_idle_strangers_keep_nobody_from_publishing(tmp_path, many_sockets, kit)
 
         # Strangers that Flight took are sent away after a few seconds.
         kit.persist(another_connects)
+
+
+def test_what_is_loaded_late_is_loaded_beside_idle_strangers(tmp_path, many_sockets):
+    """The first append and the first web page find descriptors for the files of their libraries."""
+    command = (*FEW, "--output", "json")
+    with (
+        ProcessServer(tmp_path / "data", command=command, environment=AUTH) as server,
+        strandline.connect(server.flight, token=TOKEN) as client,
+    ):
+        client.create_stream("s")
+        for port in (server.ready["flight_port"], server.ready["ingest_port"]):
+            many_sockets(port, 1000)
+        assert client.append("s", b"v").offset == 0
+        with urllib.request.urlopen(f"{server.http_url}/health/live", timeout=60) as answer:
+            assert answer.status == 200
 
 
 def test_partitions_that_would_not_open_again_are_rejected(tmp_path):

@@ -8,8 +8,8 @@ import re
 from typing import Annotated, Final
 
 import msgspec
-from crc32c import crc32c
 
+from strandline.checksum import crc32c
 from strandline.core.metadata.image import MetadataImage
 from strandline.core.metadata.snapshot import decode_json
 from strandline.errors import UNDECODABLE, CorruptBatchError, InvalidRecordError

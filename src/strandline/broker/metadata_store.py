@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
-from crc32c import crc32c
 
+from strandline.checksum import crc32c
 from strandline.core.metadata.apply import apply
 from strandline.core.metadata.commands import Command, DeleteStream
 from strandline.core.metadata.image import MetadataImage

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-from crc32c import crc32c
 
+from strandline.checksum import crc32c
 from strandline.core.raft.messages import HardState, Index, Kind, Members, RaftEntry, Snapshot, Term
 from strandline.errors import UNDECODABLE, CorruptBatchError
 from strandline.record.batch import read_header

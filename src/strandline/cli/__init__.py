@@ -15,7 +15,9 @@ from typing import Any
 def main() -> None:
     """Run the command line; exit with a hint if only the client is installed."""
     open_standard_streams()
-    _loaded("strandline.cli.app").app()
+    root = _loaded("strandline.cli.root")
+    asked = [name for name in sys.argv[1:2] if name in root.MODULES]
+    root.application(*asked)()
 
 
 def liftbridge_main() -> None:

@@ -136,7 +136,7 @@ def _status_row(each: "LoadStatus") -> tuple[str, str, int, str, str, int, str, 
 
 
 def _pipeline_of(file: Path) -> "Pipeline":
-    from strandline.process.settings import read_yaml
+    from strandline.process.yaml_file import read_yaml
     from strandline.spark.pipelines.config import decode_pipeline
 
     server = os.environ.get("STRANDLINE_SERVER") or SERVER_DEFAULT

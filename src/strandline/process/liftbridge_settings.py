@@ -13,7 +13,8 @@ from typing import Any, Final, TypeVar
 
 from strandline.errors import InvalidConfigError
 from strandline.process.master_keys import LIFTBRIDGE_VARIABLE
-from strandline.process.settings import Values, read_yaml
+from strandline.process.settings import Values
+from strandline.process.yaml_file import read_yaml
 
 T = TypeVar("T")
 

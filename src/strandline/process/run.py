@@ -84,7 +84,7 @@ def _run(
     relax_garbage_collector()
     keep_freed_memory()
     keep_pandas_out()
-    arrow_compute.load()
+    arrow_compute.reserve = STORAGE_DESCRIPTORS.reserve
 
     async def main() -> None:
         stop = asyncio.Event()

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from strandline.broker.broker import Broker
-from strandline.broker.cluster.broker import ClusterBroker
 from strandline.clock import Clock
 from strandline.config import BrokerConfig
+from strandline.encryption.master_keys import MasterKeys
 from strandline.process.master_keys import master_keys
 from strandline.process.renewal import CertificateWatch, certificate_files
 from strandline.servers.flight.server import FlightFrontEnd
@@ -23,9 +23,10 @@ from strandline.servers.tls import renew
 from strandline.storage.disk import Disk
 
 if TYPE_CHECKING:
+    from strandline.broker.cluster.broker import ClusterBroker
     from strandline.servers.forward import Forwarder
     from strandline.servers.grpc.frontend import GrpcFrontEnd
-    from strandline.servers.http.server import HttpFrontEnd
+    from strandline.servers.http.frontend import HttpFrontEnd
 
 
 class FrontEnd(Protocol):
@@ -59,13 +60,15 @@ class BrokerApp:
         clock: Clock | None = None,
     ) -> None:
         self.config = config
-        kind = ClusterBroker if config.cluster.is_on else Broker
         keys = master_keys(config, os.environ)
-        self.broker = kind(config, disk=disk, clock=clock, master_keys=keys)
+        self._member = _member(config, disk=disk, clock=clock, keys=keys)
+        self.broker: Broker = self._member or Broker(
+            config, disk=disk, clock=clock, master_keys=keys
+        )
         metering = Metering(self.broker)
         self._flight = FlightFrontEnd(self.broker, config, metering)
         self._http = _http(self.broker, config, lambda: self._flight.port)
-        self._forwarder = forwarder = _forwarder(self.broker)
+        self._forwarder = forwarder = _forwarder(self._member)
         self._nats = None
         if with_nats:
             self._nats = NatsFrontEnd(self.broker, config, metering, forwarder=forwarder)
@@ -113,11 +116,11 @@ class BrokerApp:
             raise
         if self._watch is not None:
             self._watching = start_task(self._watch.run(), "certificates")
-        if isinstance(self.broker, ClusterBroker):
+        if self._member is not None:
             grpc = {}
             if self._grpc is not None:
                 grpc = {"grpc_address": self._grpc.address, "beam_address": self._grpc.beam_address}
-            self.broker.announce(self.flight_port, **grpc)
+            self._member.announce(self.flight_port, **grpc)
 
     def look_at_certificates(self) -> None:
         """Reload certificates that have changed, without waiting for the next check."""
@@ -136,8 +139,8 @@ class BrokerApp:
                 self._nats.certificates_renewed()
             if self._forwarder is not None:
                 self._forwarder.renew_client()
-        if isinstance(self.broker, ClusterBroker):
-            self.broker.membership.renew_tls()
+        if self._member is not None:
+            self._member.membership.renew_tls()
 
     async def stop(self) -> None:
         """Transfer leaderships, stop listening, finish appends and release the data directory."""
@@ -169,13 +172,24 @@ class BrokerApp:
         }
 
 
-def _forwarder(broker: Broker) -> "Forwarder | None":
-    """Return the forwarder of publishes; without a cluster None, and its client is not imported."""
-    if not isinstance(broker, ClusterBroker):
+def _member(
+    config: BrokerConfig, *, disk: Disk | None, clock: Clock | None, keys: MasterKeys
+) -> "ClusterBroker | None":
+    """Return the broker of a cluster; None, without importing the class, for a broker alone."""
+    if not config.cluster.is_on:
+        return None
+    from strandline.broker.cluster.broker import ClusterBroker
+
+    return ClusterBroker(config, disk=disk, clock=clock, master_keys=keys)
+
+
+def _forwarder(member: "ClusterBroker | None") -> "Forwarder | None":
+    """Return the forwarder of publishes; None, without importing its client, for a broker alone."""
+    if member is None:
         return None
     from strandline.servers.forward import Forwarder
 
-    return Forwarder(broker)
+    return Forwarder(member)
 
 
 def _grpc(
@@ -195,7 +209,7 @@ def _http(
     """Return the HTTP server; it is imported only if it is configured."""
     if config.http_port < 0:
         return None
-    from strandline.servers.http.server import HttpFrontEnd
+    from strandline.servers.http.frontend import HttpFrontEnd
 
     return HttpFrontEnd(broker, config, flight_port)
 

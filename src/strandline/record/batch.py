@@ -18,8 +18,7 @@ from collections.abc import Iterator
 from enum import IntFlag
 from typing import NamedTuple
 
-from crc32c import crc32c
-
+from strandline.checksum import crc32c
 from strandline.errors import CorruptBatchError
 from strandline.types import LeaderEpoch, Offset, ProducerStamp, TimestampNs
 

@@ -10,8 +10,8 @@ from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
-from crc32c import crc32c
 
+from strandline.checksum import crc32c
 from strandline.record.batch import (
     CRC_FROM,
     HEADER,

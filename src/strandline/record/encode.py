@@ -6,8 +6,7 @@
 import struct
 from collections.abc import Sequence
 
-from crc32c import crc32c
-
+from strandline.checksum import crc32c
 from strandline.record.batch import (
     CRC_FROM,
     HEADER,

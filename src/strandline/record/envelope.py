@@ -13,8 +13,8 @@ import struct
 from enum import IntEnum
 
 import msgspec
-from crc32c import crc32c
 
+from strandline.checksum import crc32c
 from strandline.record.protobuf_wire import Fields, Scalar, WireError, put_field, read_fields
 
 MAGIC = b"\xb9\x0e\x43\xb4"

@@ -14,8 +14,8 @@ import struct
 from typing import Final, NamedTuple, Protocol
 
 import pyarrow as pa
-from crc32c import crc32c
 
+from strandline.checksum import crc32c
 from strandline.errors import CorruptBatchError, StrandlineError
 from strandline.record.batch import (
     CRC_FROM,

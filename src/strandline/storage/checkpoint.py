@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-from crc32c import crc32c
 
+from strandline.checksum import crc32c
 from strandline.errors import UNDECODABLE, CorruptBatchError
 from strandline.record.batch import TIMESTAMP_MIN
 from strandline.storage.disk import Disk

@@ -8,10 +8,11 @@ the process's soft limit is kept at that number plus those that the storage has 
 may exceed the soft limit, up to the hard one. Any thread.
 """
 
+import contextlib
 import errno
 import resource
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -110,11 +111,18 @@ class StorageDescriptors:
         except OSError as error:
             if error.errno != errno.EMFILE or self.shares is None:
                 raise
+        with self.reserve():
+            return action()
+
+    @contextlib.contextmanager
+    def reserve(self) -> Iterator[None]:
+        """Let the block open files of the storage's share, such as those of a module."""
         with self._lock:
             _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            if self.shares is not None:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             try:
-                return action()
+                yield
             finally:
                 self._restrict()
 

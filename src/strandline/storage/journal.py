@@ -18,8 +18,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from crc32c import crc32c
-
+from strandline.checksum import crc32c
 from strandline.errors import LogPoisonedError, StrandlineError
 from strandline.storage.disk import Bytes, Disk, OpenFile
 from strandline.storage.journal_file import (

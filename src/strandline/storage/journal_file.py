@@ -25,8 +25,7 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
-from crc32c import crc32c
-
+from strandline.checksum import crc32c
 from strandline.storage.disk import Bytes
 from strandline.types import LogId
 

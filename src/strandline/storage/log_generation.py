@@ -8,8 +8,7 @@ log's.
 
 from pathlib import Path
 
-from crc32c import crc32c
-
+from strandline.checksum import crc32c
 from strandline.errors import CorruptBatchError
 from strandline.storage.disk import Disk
 from strandline.storage.log_directory import UNFINISHED_SUFFIX

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from crc32c import crc32c
+from strandline.checksum import crc32c
 
 START_NAME: Final = "log-start"
 

@@ -19,8 +19,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from typing import NamedTuple
 
-from crc32c import crc32c
-
+from strandline.checksum import crc32c
 from strandline.storage.disk import Bytes
 
 INTERVAL_BYTES = 32 << 10

@@ -9,8 +9,7 @@ generator and a tuple per batch, for reads of hundreds of thousands of one-recor
 import struct
 from typing import NamedTuple
 
-from crc32c import crc32c
-
+from strandline.checksum import crc32c
 from strandline.errors import CorruptBatchError
 from strandline.record.batch import (
     CRC_FROM,

@@ -24,9 +24,9 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from crc32c import crc32c
 
 from strandline import arrow_compute as pc
+from strandline.checksum import crc32c
 from strandline.record.batch import Buffer
 from strandline.record.subjects import has_wildcard
 

@@ -17,9 +17,9 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.json
 
+from strandline import arrow_compute as pc
 from strandline.errors import InvalidConfigError
 from strandline.values.columns import arrow_schema, type_text
 from strandline.values.frame import json_unframer

@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from strandline import arrow_compute as pc
 from strandline.values.years import check_days
 
 _DATE = r"\d{4}-\d{2}-\d{2}"

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from strandline.config import BrokerConfig
 from strandline.errors import InvalidConfigError
 from strandline.process.settings import (
-    FILE_BYTES_MAX,
     flat_settings,
     load_settings,
     read_environment,
     read_settings_file,
 )
+from strandline.process.yaml_file import FILE_BYTES_MAX
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import logging
 from pathlib import Path
 
 import msgspec
-from crc32c import crc32c
 
+from strandline.checksum import crc32c
 from strandline.errors import UNDECODABLE, CorruptBatchError, DiskFullError, InvalidConfigError
 from strandline.storage.disk import Disk
 from strandline.storage.twin_file import read_with_twin, write_with_twin

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
-from crc32c import crc32c
 
+from strandline.checksum import crc32c
 from strandline.errors import UNDECODABLE
 from strandline.storage.disk import Disk
 from strandline.types import LogId, Offset

@@ -20,9 +20,8 @@ import struct
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from crc32c import crc32c
-
 from strandline.broker.peers.errors import PeerFrameError
+from strandline.checksum import crc32c
 
 Data = bytes | bytearray | memoryview
 """One-dimensional bytes; ``len`` must count bytes."""

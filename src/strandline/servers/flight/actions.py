@@ -6,14 +6,16 @@ state does not need the loop. A handler runs on a thread of Flight's pool.
 
 import concurrent.futures
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from strandline.api.command import AdminCommand
 from strandline.api.monitoring import ConnectionInfo
 from strandline.broker.broker import Broker
-from strandline.broker.cluster.broker import ClusterBroker
 from strandline.errors import InvalidRequestError, RequestTimeoutError
 from strandline.servers.flight.lifecycle import ServerLifecycle
+
+if TYPE_CHECKING:
+    from strandline.broker.cluster.broker import ClusterBroker
 
 CHANGE_TIMEOUT_S: Final = 60.0
 T = TypeVar("T")
@@ -34,12 +36,14 @@ class ActionContext(NamedTuple):
     """Returns the clients of all listeners; any thread."""
 
     @property
-    def member(self) -> ClusterBroker:
-        """The broker as a member of a cluster.
+    def member(self) -> "ClusterBroker":
+        """Return the broker as a member of a cluster.
 
         Raises:
             InvalidRequestError: the broker is not part of a cluster.
         """
+        from strandline.broker.cluster.broker import ClusterBroker  # not for a broker alone
+
         if not isinstance(self.broker, ClusterBroker):
             raise InvalidRequestError(
                 "this broker is not part of a cluster: 'strandline top' shows one alone, and "

@@ -1,14 +1,18 @@
 """Handlers of the cluster commands; a broker that is not part of a cluster rejects them."""
 
+from typing import TYPE_CHECKING
+
 from strandline.api import cluster
 from strandline.api.admin import StreamInfo
 from strandline.api.cluster import BrokerInfo, ClusterStatus, CopiesInfo
-from strandline.broker.cluster.broker import ClusterBroker
 from strandline.core.metadata.image import MetadataImage
 from strandline.core.metadata.placement import stranded
 from strandline.servers.flight.actions import ActionContext, handles
 from strandline.servers.flight.info import stream_info
 from strandline.types import BrokerId, PartitionName
+
+if TYPE_CHECKING:
+    from strandline.broker.cluster.broker import ClusterBroker
 
 
 @handles(cluster.CLUSTER_STATUS)
@@ -67,7 +71,7 @@ def _add_partitions(
     return [stream_info(changed, context.broker)]
 
 
-def cluster_status(broker: ClusterBroker) -> ClusterStatus:
+def cluster_status(broker: "ClusterBroker") -> ClusterStatus:
     """Return the state of the cluster that this broker knows."""
     image, quorum = broker.membership.machine.image, broker.membership.quorum
     voters, age_ms = quorum.members.voters, broker.membership.image_age_ms

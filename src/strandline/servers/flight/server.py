@@ -82,7 +82,7 @@ class FlightFrontEnd:
         """
         # At the first call pyarrow looks for pandas, which takes file descriptors. Call it now,
         # because connections may have used up the descriptors later.
-        await asyncio.to_thread(pa.scalar, 0)
+        await asyncio.to_thread(pa.array, [])
         lifecycle = ServerLifecycle(self._broker)
         tls = load_tls(self._tls)
         address = (self._host, self.port)

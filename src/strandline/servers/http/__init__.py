@@ -4,6 +4,6 @@ Rules: it listens on loopback by default. It must not block the broker's loop: w
 the number of partitions runs on a thread. The console makes changes as a client of the broker.
 """
 
-from strandline.servers.http.server import HttpFrontEnd
+from strandline.servers.http.frontend import HttpFrontEnd
 
 __all__ = ["HttpFrontEnd"]

@@ -1,7 +1,6 @@
-"""The HTTP listener: uvicorn on a socket bound here, in the broker's loop.
+"""The HTTP server: uvicorn on a socket that ``frontend`` binds, in the broker's loop.
 
-Rules: the socket is bound here, so that a port in use raises an error instead of ending the
-process. ``process`` handles signals. Stopping does not wait for slow clients. There is always room
+Rules: ``process`` handles signals. Stopping does not wait for slow clients. There is always room
 for one more connection: idle clients must not keep out the probes that decide whether the broker
 is alive.
 
@@ -20,23 +19,22 @@ from typing import TYPE_CHECKING, Any
 
 import h11
 import uvicorn
+from starlette.applications import Starlette
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from strandline.broker.access import Access
 from strandline.config import BrokerConfig
-from strandline.errors import InvalidConfigError
 from strandline.servers.connections import HTTP_SHARE
 from strandline.servers.http.app import build_app
 from strandline.servers.http.view import BrokerView
 from strandline.servers.round_budget import SPENT, RoundBudget
-from strandline.servers.tls import keep_current, load_tls
+from strandline.servers.tls import keep_current
 from strandline.storage.descriptors import current_shares
 
 if TYPE_CHECKING:
     from strandline.servers.http.console.app import ConsoleApp
 
-BACKLOG = 128
 CONNECTIONS_MAX = 256
 """Above this number the oldest connection is closed. Fewer if file descriptors are scarce."""
 HEADER_BYTES_MAX = 16 << 10
@@ -51,54 +49,35 @@ FORM_BYTES_MAX = 256 << 10
 GRACE_S = 1
 
 
-class HttpFrontEnd:
-    """The HTTP listener of one broker; loop thread.
+class HttpServer:
+    """The server of one broker; loop thread.
 
     Args:
         broker: the broker to show.
-        config: ``host`` and ``http_port``.
+        config: certificate, and whether access is checked.
         flight_port: returns the port of Arrow Flight, which the console uses.
     """
 
     def __init__(
         self, broker: BrokerView, config: BrokerConfig, flight_port: Callable[[], int]
     ) -> None:
-        self._broker = broker
-        self._config = config
-        self._flight_port = flight_port
-        self._server: _QuietServer | None = None
-        self._serving: asyncio.Task[None] | None = None
-        self._console: LazyConsole | None = None
-        self.port: int | None = None
-        """The port listened on; None when stopped."""
+        self._tls = config.tls
+        self._console = LazyConsole(broker, config, flight_port)
+        self._server = _QuietServer(self._settings(build_app(broker, self._console)))
 
-    async def start(self) -> None:
-        """Start listening.
-
-        Raises:
-            InvalidConfigError: the address is in use or not this machine's, or a certificate cannot
-                be used.
-        """
-        load_tls(self._config.tls)
-        listener = _listen(self._config.host, self._config.http_port)
-        self._console = LazyConsole(self._broker, self._config, self._flight_port)
-        self._server = _QuietServer(self._settings(self._console))
-        self.port = listener.getsockname()[1]
-        self._serving = asyncio.create_task(self._server.serve([listener]), name="http")
+    async def serve(self, listener: socket.socket) -> None:
+        """Serve, until ``stop``, the connections of a listening socket, which is closed then."""
+        await self._server.serve([listener])
 
     async def stop(self) -> None:
-        """Stop listening and drop open connections."""
-        if self._server is None or self._serving is None or self._console is None:
-            return
+        """Let ``serve`` end, and drop open connections."""
         self._server.should_exit = True
         await asyncio.to_thread(self._console.close)
-        await self._serving
-        self._server = self._serving = self._console = self.port = None
 
-    def _settings(self, console: "LazyConsole") -> uvicorn.Config:
+    def _settings(self, app: Starlette) -> uvicorn.Config:
         """Return uvicorn's settings."""
         settings = uvicorn.Config(
-            build_app(self._broker, console),
+            app,
             access_log=False,
             h11_max_incomplete_event_size=HEADER_BYTES_MAX,
             http=partial(_Connection, RoundBudget()),  # type: ignore[arg-type]  # only called
@@ -114,12 +93,12 @@ class HttpFrontEnd:
         )
         settings.load()
         if settings.ssl is not None:
-            keep_current(settings.ssl, self._config.tls)
+            keep_current(settings.ssl, self._tls)
         return settings
 
     def _tls_options(self) -> dict[str, Any]:
         """Return the options for TLS; clients need no certificate, because probes have none."""
-        tls = self._config.tls
+        tls = self._tls
         return {"ssl_certfile": tls.certificate, "ssl_keyfile": tls.key} if tls.is_on else {}
 
 
@@ -129,7 +108,7 @@ class LazyConsole:
     Args:
         broker: the broker to show.
         config: whether access is checked.
-        flight_port: as for ``HttpFrontEnd``.
+        flight_port: as for ``HttpServer``.
     """
 
     def __init__(
@@ -263,25 +242,3 @@ class _QuietServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise InvalidConfigError(f"host {host!r}: {error.strerror}; name an address") from error
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-        listener.setblocking(False)
-    except OSError as error:
-        listener.close()
-        raise InvalidConfigError(
-            f"cannot listen for HTTP on {host}:{port}: {error.strerror}; "
-            "choose another --http-port, 0 for a free one, -1 for none"
-        ) from error
-    return listener

