@@ -37,7 +37,7 @@ def test_killed_loads_give_the_function_of_their_log(kind, tmp_path):
     assert sum(found.kills.values()) >= 3
     assert found.snapshots > 3
     assert found.records > 50
-    assert found.merged, "nothing was merged"
+    assert found.merged or kind.is_upsert, "nothing was merged"
 
 
 def test_the_judge_finds_what_is_wrong(tmp_path):
