@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from enum import IntFlag
 from typing import NamedTuple
 
+import msgspec
 from crc32c import crc32c
 
 from strandline.errors import CorruptBatchError
@@ -99,7 +100,7 @@ class BatchHeader(NamedTuple):
         return Offset(self.base_offset + self.last_offset_delta + 1)
 
 
-class Extent(NamedTuple):
+class Extent(msgspec.Struct, gc=False):
     """The offsets and times that a batch covers, and its length: all that a log needs of it.
 
     The encoder of a batch knows them, so the header is not decoded again.

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from crc32c import crc32c
 
@@ -53,7 +54,7 @@ class Shape(NamedTuple):
     last_timestamp: int
 
 
-class Stamp(NamedTuple):
+class Stamp(msgspec.Struct, gc=False):
     """Fields that the leader adds when it encodes records as a batch."""
 
     base_offset: int

@@ -34,7 +34,7 @@ from strandline.storage.log import Log
 from strandline.telemetry import Telemetry
 from strandline.types import LogId, Offset, TimestampNs
 
-WrittenBatch = tuple[Partition, Chunk, bytearray, Offset]
+WrittenBatch = tuple[Partition, Chunk, Bytes, Offset]
 """A batch that is in its partition's log, which ends at the offset after it."""
 
 
@@ -64,7 +64,7 @@ class IoPlan:
         self.parts: list[tuple[LogId, Bytes]] = []
         """Of the journal entry: each batch with its log."""
         self.logs: list[Log] = []
-        """Those that were written."""
+        """Those that may have to be written to their files soon."""
         self.size = self.records = 0
         """Bytes of all batches, and records of publishers."""
         self.needs_sync = False
@@ -122,10 +122,11 @@ class IoPlan:
             self.logs = self._copies.logs
             self.size = self._copied_bytes = sum(len(batch) for _, batch in self.parts)
             self.needs_sync = bool(self.parts)
+        writes, parts, logs = self.writes, self.parts, self.logs
         for partition, chunks in self._drained:
             for index, chunk in enumerate(chunks):
                 try:
-                    batch = partition.write(chunk, now_ns)
+                    batch = partition.write(chunk, now_ns, logs)
                 except LogPoisonedError:
                     raise
                 except StrandlineError as error:
@@ -133,9 +134,8 @@ class IoPlan:
                     break
                 count = chunk.count
                 next_offset = Offset(chunk.base_offset + count)
-                self.writes.append((partition, chunk, batch, next_offset))
-                self.parts.append((partition.log_id, batch))
-                self.logs.append(partition.log)
+                writes.append((partition, chunk, batch, next_offset))
+                parts.append((partition.log_id, batch))
                 self.size += len(batch)
                 self.records += count
                 self.needs_sync = self.needs_sync or partition.needs_sync
