@@ -474,8 +474,7 @@ class Partition:
         if not self._is_dirty:
             self._is_dirty = True
             self._admission.dirty.append(self)
-            if len(self._admission.dirty) == 1:  # else a group commit will look there anyway
-                self._admission.wake()
+            self._admission.wake()
 
     def _waiting(self, chunk: Chunk, acks: Acks | None) -> list[Waiting]:
         """Return the list for waiters that are acknowledged at the level ``acks``."""

@@ -11,9 +11,9 @@ from typing import Protocol
 
 import msgspec
 import pyarrow as pa
-from crc32c import crc32c
 from msgspec.structs import replace
 
+from strandline.checksum import crc32c
 from strandline.config import Acks
 from strandline.errors import StrandlineError
 from strandline.record.batch import Attributes
