@@ -252,7 +252,7 @@ REFUSALS = (
     Refusal("pipeline run {directory}/key.yaml", "'strems'", "did you mean 'streams'"),
     Refusal("pipeline run {directory}/a.yaml", "checkpoint", "required"),
     Refusal("pipeline run {directory}/format.yaml", "'csv'", "parquet, delta, iceberg"),
-    Refusal("pipeline run {directory}/text.yaml", "'orders'", "must be a list"),
+    Refusal("pipeline run {directory}/text.yaml", "[orders]", "is a list"),
     Refusal("pipeline run {directory}/twice.yaml", "'orders'", "name it once"),
     Refusal("pipeline run {directory}/syntax.yaml", "line", "not valid YAML"),
     Refusal("pipeline run {directory}/again.yaml", "'kind'", "given twice"),

@@ -412,6 +412,7 @@ DOCUMENTS: Final[dict[str, tuple[Any, ...]]] = {
     "stream list": (StreamInfo,),
     "stream info": (StreamInfo,),
     "stream delete": (DeletedDocument,),
+    "stream update": (StreamInfo,),
     "stream add-partitions": (StreamInfo,),
     "stream delete-records": (DeletedRecordsDocument,),
     "stream schema set": (SchemaInfo,),

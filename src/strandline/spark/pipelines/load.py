@@ -140,8 +140,8 @@ def check_load(config: LoadPipeline) -> None:
         raise InvalidConfigError(
             "'mode' is upsert, and 'primary_key' does not say by which columns; set it"
             if config.mode == "upsert"
-            else f"'primary_key' is {config.primary_key}, and is for 'mode: upsert', and rows are "
-            "appended; leave it out, or set that mode"
+            else f"'primary_key' is for 'mode: upsert', got {config.primary_key}; leave it out, or "
+            "set that mode"
         )
     check_upsert(config.format, config.values, key=config.primary_key, envelope=config.envelope)
     _check_places(config)

@@ -164,5 +164,5 @@ def test_replicas_have_limits(replicas, min_isr, works):
     if works:
         check_stream_config(config, is_cluster=True)
         return
-    with pytest.raises(InvalidConfigError, match=r"replicas must be|min_isr must be"):
+    with pytest.raises(InvalidConfigError, match=r"replicas is .*; give|min_isr must be"):
         check_stream_config(config, is_cluster=True)

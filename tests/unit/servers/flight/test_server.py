@@ -164,7 +164,7 @@ def test_streams_are_administered_by_actions(client, broker):
         ("create_stream", b'{"name":"a","subjekt":"b"}', "did you mean 'subject'"),
         ("create_stream", b'{"name":"a"}', "subject"),
         ("create_stream", b'{"name":"","subject":"a"}', "name"),
-        ("create_stream", b"[]", "object"),
+        ("create_stream", b"[]", "keys and values"),
         ("delete_stream", b"", "delete_stream"),
         ("list_streams", b"[1]", "no body"),
         ("wait_beyond", b'{"name":"s","beyond":{"5":0}}', "partition"),
