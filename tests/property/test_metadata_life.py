@@ -18,7 +18,7 @@ def test_no_life_breaks_a_promise():
     """Images, steps, records, retries and the cluster's healing are right in every one."""
     for seed in range(SEEDS):
         try:
-            MetadataRun(seed).live(STEPS)
+            MetadataRun(seed).run_steps(STEPS)
         except Exception as error:
             raise AssertionError(f"seed {seed} broke a promise") from error
 
@@ -27,4 +27,4 @@ def test_no_life_breaks_a_promise():
 def test_clusters_of_other_sizes_keep_them_too(brokers):
     """One broker, two, and more than a partition has replicas."""
     for seed in range(SEEDS // 10):
-        MetadataRun(seed, brokers=brokers).live(STEPS)
+        MetadataRun(seed, brokers=brokers).run_steps(STEPS)

@@ -65,20 +65,17 @@ async def test_a_checkpoint_is_due_when_much_went_past_the_journal(broker, write
     assert broker.telemetry.checkpoint_seconds.count == taken + 1
 
 
-async def test_a_checkpoint_is_due_when_many_sealed_segments_wait_for_a_sync(
-    broker, write, kit, monkeypatch
+async def test_many_sealed_segments_that_wait_for_a_sync_ask_for_a_checkpoint(
+    broker, write, monkeypatch
 ):
     """Each keeps a file descriptor; the active ones are not counted."""
-    shares = current_shares()
-    monkeypatch.setattr(checkpoint_schedule, "current_shares", lambda: shares)
     await write(1)
-    kept = STORAGE_DESCRIPTORS.held - len(MAPPED_SEGMENTS) - len(broker._storage.logs)
-    shares = shares._replace(unsynced=kept)
-    taken = broker.telemetry.checkpoint_seconds.count
-    await asyncio.sleep(0.12)
-    assert broker.telemetry.checkpoint_seconds.count == taken
-    shares = shares._replace(unsynced=kept - 1)
-    await kit.until(lambda: broker.telemetry.checkpoint_seconds.count == taken + 1)
+    storage = broker._storage
+    kept = STORAGE_DESCRIPTORS.held - len(MAPPED_SEGMENTS) - len(storage.logs)
+    for unsynced, is_asked in ((kept, False), (kept - 1, True)):
+        shares = current_shares()._replace(unsynced=unsynced)
+        monkeypatch.setattr(checkpoint_schedule, "current_shares", lambda shares=shares: shares)
+        assert checkpoint_schedule._has_many_unsynced(storage) == is_asked
 
 
 async def test_group_commits_come_between_the_writes_of_a_checkpoint(
