@@ -1,6 +1,7 @@
 """The compiled functions do what their plain Python twins do, for any arguments."""
 
 import pytest
+from crc32c import crc32c
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -21,24 +22,36 @@ def outcome(function, *args, **kwargs):
         return type(error)
 
 
+replies = st.lists(st.none() | words, max_size=6)
+
+
 @given(
     words,
-    st.lists(st.none() | words, max_size=12),
-    st.none() | st.lists(st.none() | words, max_size=12),
-    words,
-    words,
-    sequences,
+    st.lists(st.tuples(words, words, sequences, replies | replies.map(tuple)), max_size=4),
+    st.none() | st.lists(st.none() | words, max_size=20),
 )
-@example(b"MSG ", [b"_INBOX.a"], [], b"", b"", 1)
-@example(b"PUB ", [b"_INBOX.a"] * 3, None, b"x" * 98, b"", 9)
-def test_ack_lines(operation, replies, sids, before, after, sequence):
+@example(b"MSG ", [(b"", b"", 1, [b"_INBOX.a"])], [])
+@example(b"MSG ", [(b"a", b"}", 1, [b"r"]), (b"b", b"}", 9, (b"r", b"s"))], [b"1", None, b"2"])
+@example(b"PUB ", [(b"x" * 98, b"", 9, [b"_INBOX.a"] * 3)], None)
+def test_ack_lines(operation, runs, sids):
     """Lines are the same bytes, with sids and without, also where numbers get a digit more."""
-    around = {"before": before, "after": after, "sequence": sequence}
-    expected = outcome(pure.ack_lines, operation, replies, sids, **around)
-    assert outcome(compiled.ack_lines, operation, replies, sids, **around) == expected
-    if sids is None:
-        lines = outcome(compiled.ack_lines, operation, tuple(replies), None, **around)
-        assert lines == expected
+    expected = outcome(pure.ack_lines, operation, runs, sids)
+    assert outcome(compiled.ack_lines, operation, runs, sids) == expected
+    assert outcome(compiled.ack_lines, operation, tuple(runs), sids) == expected
+
+
+@given(
+    st.binary(max_size=40),
+    words,
+    st.integers(-1, LONG_MAX),
+    st.integers(0, 2**32 - 1),
+    st.integers(-(2**63), LONG_MAX),
+)
+def test_encode_record(value, subject, base_offset, leader_epoch, timestamp_ns):
+    """The same bytes, whatever the paddings are, and other numbers are errors."""
+    rest = {"base_offset": base_offset, "leader_epoch": leader_epoch, "timestamp_ns": timestamp_ns}
+    expected = pure.encode_record(value, subject, crc32c, **rest)
+    assert compiled.encode_record(value, subject, crc32c, **rest) == expected
 
 
 protocol = st.lists(
@@ -131,17 +144,26 @@ def test_malformed_deliveries_are_errors(changed):
 @pytest.mark.parametrize("bad", [None, "text", 1, [1], ["text"]])
 def test_arguments_of_other_types_are_errors(bad):
     """What is not of the types that a function takes raises; it never crashes."""
-    around = {"before": b"", "after": b"", "sequence": 1}
-    good = [b"PUB ", [b"a"], [b"1"] * 4]
+    run = (b"", b"", 1, [b"a"])
+    good = [b"PUB ", [run], [b"1"] * 4]
     for place in (0, 1):
         args = [*good[:place], bad, *good[place + 1 :]]
+        with pytest.raises((TypeError, ValueError)):
+            compiled.ack_lines(*args)
+    for place in range(4):
+        changed = (*run[:place], bad, *run[place + 1 :])
+        if changed != (b"", b"", 1, [b"a"]) and not (place == 2 and bad == 1):
+            with pytest.raises(TypeError):
+                compiled.ack_lines(b"PUB ", [changed], None)
+    with pytest.raises(OverflowError):
+        compiled.ack_lines(b"PUB ", [(b"", b"", 2**64, [b"a"])], None)
+    record = {"base_offset": 0, "leader_epoch": 0, "timestamp_ns": 0}
+    for args in ((bad, b"s", crc32c), (b"v", bad, crc32c), (b"v", b"s", bad)):
         with pytest.raises(TypeError):
-            compiled.ack_lines(*args, **around)
-    for name in ("before", "after"):
-        with pytest.raises(TypeError):
-            compiled.ack_lines(*good, **{**around, name: bad})
-    with pytest.raises((TypeError, OverflowError)):
-        compiled.ack_lines(*good, **{**around, "sequence": 2**64})
+            compiled.encode_record(*args, **record)
+    for name in record:
+        with pytest.raises((TypeError, OverflowError)):
+            compiled.encode_record(b"v", b"s", crc32c, **{**record, name: 2**64})
     limits = {"line_max": 9, "payload_max": 9, "count_max": 9}
     with pytest.raises(TypeError):
         compiled.split_messages(bad, 0, [], is_published=True, **limits)

@@ -3,13 +3,14 @@
 from typing import Protocol
 
 from strandline.broker.write_path.pending import Chunk
+from strandline.record.batch import Buffer
 from strandline.types import Offset
 
 
 class ReplicaHooks(Protocol):
     """A partition's replica, notified of the partition's group commits."""
 
-    def journaled(self, chunk: Chunk, batch: bytearray) -> None:
+    def journaled(self, chunk: Chunk, batch: Buffer) -> None:
         """The batch is in the log and in the journal, not yet synced."""
         ...
 

@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from enum import IntFlag
 from typing import NamedTuple
 
+import msgspec
+
 from strandline.checksum import crc32c
 from strandline.errors import CorruptBatchError
 from strandline.types import LeaderEpoch, Offset, ProducerStamp, TimestampNs
@@ -99,7 +101,7 @@ class BatchHeader(NamedTuple):
         return Offset(self.base_offset + self.last_offset_delta + 1)
 
 
-class Extent(NamedTuple):
+class Extent(msgspec.Struct, gc=False):
     """The offsets and times that a batch covers, and its length: all that a log needs of it.
 
     The encoder of a batch knows them, so the header need not be decoded again.

@@ -16,7 +16,7 @@ from strandline.record.columns import (
     as_id,
 )
 from strandline.record.decode import decode_batches, decode_record
-from strandline.record.encode import encode_filler, encode_one, encode_records
+from strandline.record.encode import encode_filler, encode_records
 from strandline.record.encode_arrow import encode_again, encode_arrow
 
 __all__ = [
@@ -34,6 +34,5 @@ __all__ = [
     "encode_again",
     "encode_arrow",
     "encode_filler",
-    "encode_one",
     "encode_records",
 ]

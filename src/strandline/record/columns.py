@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from strandline.checksum import crc32c
@@ -54,7 +55,7 @@ class Shape(NamedTuple):
     last_timestamp: int
 
 
-class Stamp(NamedTuple):
+class Stamp(msgspec.Struct, gc=False):
     """Fields that the leader adds when it encodes a batch."""
 
     base_offset: int

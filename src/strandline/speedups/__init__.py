@@ -17,6 +17,7 @@ IS_COMPILED = False
 
 ack_lines = pure.ack_lines
 delivery_frames = pure.delivery_frames
+encode_record = pure.encode_record
 plain_acks = pure.plain_acks
 split_messages = pure.split_messages
 
@@ -24,9 +25,10 @@ if not os.environ.get("STRANDLINE_PURE_PYTHON"):
     try:
         # Imported by name, because linters and type checkers find no Python file of this module.
         _compiled = importlib.import_module("strandline.speedups._compiled")
-        ack_lines, delivery_frames, plain_acks, split_messages = (
+        ack_lines, delivery_frames, encode_record, plain_acks, split_messages = (
             _compiled.ack_lines,
             _compiled.delivery_frames,
+            _compiled.encode_record,
             _compiled.plain_acks,
             _compiled.split_messages,
         )

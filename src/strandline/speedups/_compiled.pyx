@@ -60,52 +60,100 @@ cdef Py_ssize_t _digits(long long number) except -1:
     return count
 
 
-def ack_lines(
-    bytes operation not None,
-    replies not None,
-    sids,
+cdef enum:
+    MAGIC = 0x314E5453
+    VERSION = 1
+    HEADER_BYTES = 72
+    CRC_FROM = 8
+
+
+cdef Py_ssize_t _put_integer(
+    bytes target, Py_ssize_t at, unsigned long long value, Py_ssize_t width
+) except -1:
+    """Write the low bytes of an integer, the lowest first; return where it ends."""
+    cdef Py_ssize_t end = at + width
+    if at < 0 or end > len(target):
+        raise IndexError("an integer does not fit")
+    while at < end:
+        PyBytes_AS_STRING(target)[at] = <char> (value & 255)
+        value >>= 8
+        at += 1
+    return end
+
+
+def encode_record(
+    bytes value not None,
+    bytes subject not None,
+    checksum not None,
     *,
-    bytes before not None,
-    bytes after not None,
-    long long sequence,
+    long long base_offset,
+    unsigned int leader_epoch,
+    long long timestamp_ns,
 ):
-    cdef Py_ssize_t count = len(replies)
-    cdef Py_ssize_t around = len(before) + len(after)
-    cdef Py_ssize_t fixed = len(operation) + len(b" \r\n\r\n") + around
-    cdef Py_ssize_t number, size = 0, at = 0
-    cdef bytes lines, reply, sid
-    # The first walk computes the size, so that the second allocates once. Both sequences are
-    # converted to tuples, which cannot change between the walks.
-    cdef tuple to = tuple(replies)
+    cdef Py_ssize_t named = len(subject), size = len(value), at
+    cdef Py_ssize_t after_name = (8 - named % 8) % 8, after_value = (8 - size % 8) % 8
+    cdef Py_ssize_t length = HEADER_BYTES + 16 + named + after_name + size + after_value
+    cdef unsigned long long time = <unsigned long long> timestamp_ns
+    cdef unsigned long long nobody = <unsigned long long> -1
+    if length > 0x7FFFFFFF:
+        raise OverflowError("a batch that long")
+    cdef bytes batch = PyBytes_FromStringAndSize(NULL, length)
+    at = _put_integer(batch, 0, MAGIC, 8)
+    at = _put_integer(batch, at, length, 4)
+    at = _put_integer(batch, at, VERSION, 4)  # no codec and no attributes
+    at = _put_integer(batch, at, <unsigned long long> base_offset, 8)
+    at = _put_integer(batch, at, 1, 8)  # one record, and no other offset
+    at = _put_integer(batch, _put_integer(batch, at, leader_epoch, 4), named, 4)
+    at = _put_integer(batch, _put_integer(batch, at, time, 8), time, 8)
+    at = _put_integer(batch, _put_integer(batch, at, nobody, 8), nobody, 2)
+    at = _put_integer(batch, _put_integer(batch, at, 1, 2), nobody, 4)  # one subject
+    at = _put(batch, _put_integer(batch, at, time, 8), subject)
+    at = _put_integer(batch, _put_integer(batch, at, 0, after_name), 0, 4)
+    at = _put(batch, _put_integer(batch, at, size, 4), value)
+    _put_integer(batch, at, 0, after_value)
+    _put_integer(batch, 4, <unsigned int> checksum(memoryview(batch)[CRC_FROM:]), 4)
+    return batch
+
+
+def ack_lines(bytes operation not None, runs not None, sids):
+    # Tuples cannot change between the two walks, of which the first finds out the size.
+    cdef tuple walk = tuple(runs)
     cdef tuple by = tuple(sids) if sids is not None else None
-    if by is not None and len(by) < count:
-        raise IndexError("a sid for each reply")
-    for number in range(count):
-        reply = to[number]
-        if reply is None:
-            continue
-        if by is not None:
-            sid = by[number]
-            if sid is None:
-                continue
-            size += 1 + len(sid)
-        size += fixed + len(reply) + _digits(sequence + number)
-        size += _digits(around + _digits(sequence + number))
+    cdef tuple to
+    cdef Py_ssize_t fixed = len(operation) + len(b" \r\n\r\n")
+    cdef Py_ssize_t number = 0, size = 0, at = 0, around
+    cdef long long sequence
+    cdef bytes lines, before, after, reply, sid
+    for before, after, sequence, replies in walk:
+        around = len(before) + len(after)
+        to = tuple(replies)
+        for reply in to:
+            sid = by[number] if by is not None else b""
+            if reply is not None and sid is not None:
+                size += 1 + len(sid) if by is not None else 0
+                size += fixed + around + len(reply) + _digits(sequence)
+                size += _digits(around + _digits(sequence))
+            number += 1
+            sequence += 1
     lines = PyBytes_FromStringAndSize(NULL, size)
-    for number in range(count):
-        reply = to[number]
-        if reply is None:
-            continue
-        sid = by[number] if by is not None else None
-        if by is not None and sid is None:
-            continue
-        at = _put(lines, _put(lines, at, operation), reply)
-        if sid is not None:
-            at = _put(lines, _put(lines, at, b" "), sid)
-        at = _put_number(lines, _put(lines, at, b" "), around + _digits(sequence + number))
-        at = _put(lines, _put(lines, at, b"\r\n"), before)
-        at = _put_number(lines, at, sequence + number)
-        at = _put(lines, _put(lines, at, after), b"\r\n")
+    number = 0
+    for before, after, sequence, replies in walk:
+        around = len(before) + len(after)
+        to = tuple(replies)
+        for reply in to:
+            sid = by[number] if by is not None else b""
+            if reply is not None and sid is not None:
+                at = _put(lines, _put(lines, at, operation), reply)
+                if by is not None:
+                    at = _put(lines, _put(lines, at, b" "), sid)
+                at = _put_number(lines, _put(lines, at, b" "), around + _digits(sequence))
+                at = _put(lines, _put(lines, at, b"\r\n"), before)
+                at = _put_number(lines, at, sequence)
+                at = _put(lines, _put(lines, at, after), b"\r\n")
+            number += 1
+            sequence += 1
+    if at != size:
+        raise ValueError("the replies of a run changed")
     return lines
 
 

@@ -1,7 +1,8 @@
 """The functions in plain Python, and what each of them is for."""
 
 import re
-from collections.abc import Sequence
+import struct
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 DIGITS_MAX: Final = 19
@@ -10,41 +11,76 @@ _ACK_NUMBERS: Final = re.compile(
     rb"\.[0-9]{1,20}\.([0-9]{1,20})\.([0-9]{1,20})\.[0-9]{1,20}\.[0-9]{1,20}"
 )
 
+_ONE_RECORD: Final = struct.Struct("<IIIBBHqIIIIqqqhHiq")
+"""The header of a batch, and the column of one timestamp."""
+_MAGIC, _VERSION, _NOBODY = 0x314E_5453, 1, -1
+_HEADER_BYTES, _CRC_FROM = 72, 8
+_PADDING: Final = [bytes(-length % 8) for length in range(8)]
+
+
+def encode_record(
+    value: bytes,
+    subject: bytes,
+    checksum: Callable[[memoryview], int],
+    *,
+    base_offset: int,
+    leader_epoch: int,
+    timestamp_ns: int,
+) -> bytes | bytearray:
+    """Return a batch of one record without key and headers, in the format of ``record.batch``.
+
+    Args:
+        value: the record's.
+        subject: the record's, in UTF-8.
+        checksum: returns the CRC-32C of bytes.
+        base_offset: the record's offset.
+        leader_epoch: the epoch of its leader.
+        timestamp_ns: its time.
+    """
+    named, size = len(subject), len(value)
+    length = _HEADER_BYTES + 16 + named + -named % 8 + size + -size % 8
+    if length >= 1 << 31:
+        raise OverflowError("a batch that long")
+    head = _ONE_RECORD.pack(
+        _MAGIC, 0, length, _VERSION, 0, 0, base_offset, 1, 0, leader_epoch, named, timestamp_ns,
+        timestamp_ns, _NOBODY, _NOBODY, 1, _NOBODY, timestamp_ns,
+    )  # fmt: skip
+    ends = struct.pack("<ii", 0, size)
+    batch = bytearray().join((head, subject, _PADDING[named % 8], ends, value, _PADDING[size % 8]))
+    struct.pack_into("<I", batch, 4, checksum(memoryview(batch)[_CRC_FROM:]))
+    return batch
+
 
 def ack_lines(
     operation: bytes,
-    replies: Sequence[bytes | None],
+    runs: Sequence[tuple[bytes, bytes, int, Sequence[bytes | None]]],
     sids: Sequence[bytes | None] | None,
-    *,
-    before: bytes,
-    after: bytes,
-    sequence: int,
 ) -> bytes:
-    """Return the NATS protocol lines that acknowledge consecutive records.
+    """Return the NATS protocol lines that acknowledge runs of consecutive records.
 
     Args:
         operation: the operation with the space after it, such as ``MSG``.
-        replies: the reply subject of each record; None: it is not acknowledged.
+        runs: for each run the payload up to the sequence, the payload after it, the sequence of the
+            first record, below 2^63 as that of the last, and the reply subject of each record;
+            None: it is not acknowledged.
         sids: the id of the subscription that receives each reply, None if nobody does. None
             instead of a list: the operation has no sids.
-        before: the payload up to the sequence.
-        after: the payload after the sequence.
-        sequence: the sequence of the first record, below 2^63 as that of the last.
     """
-    if sids is not None and len(sids) < len(replies):
-        raise IndexError("a sid for each reply")
     lines: list[bytes] = []
-    around = len(before) + len(after)
-    for number, reply in enumerate(replies):
-        sid = reply if sids is None else sids[number]
-        if reply is None or sid is None:
-            continue
-        digits = b"%d" % (sequence + number)
-        payload = around + len(digits), before, digits, after
-        if sids is None:
-            lines.append(b"%b%b %d\r\n%b%b%b\r\n" % (operation, reply, *payload))
-        else:
-            lines.append(b"%b%b %b %d\r\n%b%b%b\r\n" % (operation, reply, sid, *payload))
+    number = 0
+    for before, after, first, replies in runs:
+        around = len(before) + len(after)
+        for sequence, reply in enumerate(replies, first):
+            sid = reply if sids is None else sids[number]
+            number += 1
+            if reply is None or sid is None:
+                continue
+            digits = b"%d" % sequence
+            payload = around + len(digits), before, digits, after
+            if sids is None:
+                lines.append(b"%b%b %d\r\n%b%b%b\r\n" % (operation, reply, *payload))
+            else:
+                lines.append(b"%b%b %b %d\r\n%b%b%b\r\n" % (operation, reply, sid, *payload))
     return b"".join(lines)
 
 

@@ -190,15 +190,12 @@ class Journal:
         """
         if self.poisoned:
             raise self._poisoned_error()
-        buffers: list[Bytes] = [b""]
-        sizes: list[int] = []
-        rows = 2 * len(parts)
-        length = ENTRY_BYTES + PART_BYTES * rows
-        for log_id, data in parts:
-            size = len(data)
-            length += size
-            sizes += (log_id, size)
-            buffers.append(data)
+        batches = [data for _, data in parts]
+        rows = 2 * len(batches)
+        sizes = [0] * rows
+        sizes[::2] = [log_id for log_id, _ in parts]
+        sizes[1::2] = map(len, batches)
+        length = ENTRY_BYTES + PART_BYTES * rows + sum(sizes[1::2])
         assert length % 8 == 0, "batches are padded to eight bytes"
         current = self._current
         if current is None or self._position + length > current.capacity:
@@ -209,11 +206,10 @@ class Journal:
             head, 0, ENTRY_MAGIC, 0, length, rows,
             sequence, self.synced_sequence, current.nonce, *sizes,
         )  # fmt: skip
-        head += pack_checksums(buffers[1:])
+        head += pack_checksums(batches)
         struct.pack_into("<I", head, 4, crc32c(memoryview(head)[CRC_FROM:]))
-        buffers[0] = head
         try:
-            self.disk.pwritev(current.file.fd, buffers, self._position)
+            self.disk.pwritev(current.file.fd, [head, *batches], self._position)
         except StrandlineError as error:
             # Even if the disk is full: the file's space is allocated, so that is no excuse.
             self.poisoned = True

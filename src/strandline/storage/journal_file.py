@@ -90,7 +90,7 @@ def entry_struct(part_count: int) -> struct.Struct:
 
 def pack_checksums(parts: Iterable[Bytes]) -> bytes:
     """Return the rows of the part table that hold the batches' checksums."""
-    return _ZERO.join([*(part[BATCH_CRC] for part in parts), b""])
+    return _ZERO.join([*[part[BATCH_CRC] for part in parts], b""])
 
 
 def pack_file_header(header: FileHeader) -> bytes:

@@ -144,12 +144,15 @@ class Log(LogDurability):
 
     # -- writing (one thread) --------------------------------------------------------------------
 
-    def append(self, batch: Bytes, extent: BatchHeader | Extent) -> None:
+    def append(self, batch: Bytes, extent: BatchHeader | Extent) -> bool:
         """Append a batch; not synced, and readable at once.
 
         Args:
             batch: exactly one batch; the log keeps the buffer, so it must not change.
             extent: the batch's offsets and times; it must start at the log end offset.
+
+        Returns:
+            Whether the batches in memory are enough to be worth a system call.
 
         Raises:
             DiskFullError: no space; the log is as before and may be appended to later.
@@ -159,12 +162,12 @@ class Log(LogDurability):
             raise self._unusable_error()
         if self._lacked_space:
             self.write_pending()
-        active = self._layout.segments[-1]
+        active = self._active
         assert extent.base_offset == active.next_offset, "offsets are dense"
         try:
             if active.size and self._is_due(active, extent):
                 active = self._roll(active)
-            active.append(batch, extent)
+            return active.append(batch, extent)
         except LogPoisonedError:
             self.poisoned = True
             raise
@@ -190,7 +193,7 @@ class Log(LogDurability):
         if not self._truncation_lock.acquire(blocking=False):
             return  # the log is being truncated; retention retries later
         try:
-            active = self._layout.segments[-1]
+            active = self._active
             if active.size:
                 self._roll(active)
         except LogPoisonedError:
@@ -317,7 +320,7 @@ class Log(LogDurability):
         content = segment.view(0, position)
         self._disk.write_atomically(segment.path, content)
         fresh = Segment(self.directory, segment.base_offset, disk=self._disk)
-        fresh.size, fresh.next_offset = position, next_offset
+        fresh.size, fresh.next_offset = position, Offset(next_offset)
         fresh.adopt(position)
         fresh.has_durable_name = True
         fresh.load_indexes()

@@ -67,14 +67,12 @@ class LogDurability(LogReads):
     @property
     def pending_bytes(self) -> int:
         """The bytes of batches that are in memory only."""
-        return self._layout.segments[-1].pending_bytes
+        return self._active.pending_bytes
 
     @property
     def can_write_pending(self) -> bool:
         """Whether the batches in memory are enough to be worth a system call."""
-        # One expression, because this runs for each batch of a group commit.
-        pending_bytes = self._layout.segments[-1].pending_bytes
-        return pending_bytes >= WORTH_WRITING_BYTES and not (self._closed or self.poisoned)
+        return self.pending_bytes >= WORTH_WRITING_BYTES and not (self._closed or self.poisoned)
 
     def write_pending(self) -> None:
         """Write the batches that are in memory only; not synced.
@@ -87,7 +85,7 @@ class LogDurability(LogReads):
             raise self._unusable_error()
         try:
             with self._write_lock:
-                self._layout.segments[-1].write_pending()
+                self._active.write_pending()
         except LogPoisonedError:
             self.poisoned = True
             raise
@@ -116,7 +114,7 @@ class LogDurability(LogReads):
         """
         self.write_pending()
         self._captured_version = self._version
-        active = self._layout.segments[-1]
+        active = self._active
         return self._state(
             active, active.size, end=active.next_offset, truncations=self.truncations
         )
@@ -135,12 +133,12 @@ class LogDurability(LogReads):
 
     @property
     def can_write_back(self) -> bool:
-        """Whether ``write_back`` has something to do."""
-        return not self._closed and self._layout.segments[-1].can_write_back
+        """Whether the disk could start writing part of what the next ``flush`` waits for."""
+        return not self._closed and self._active.can_write_back
 
     def write_back(self) -> None:
-        """Start writing to the disk what the next ``flush`` waits for; any thread."""
-        active = self._layout.segments[-1]  # read once: it may be replaced meanwhile
+        """Start writing the next part to the disk; any thread."""
+        active = self._active  # it may be replaced meanwhile
         if not self._closed and active.can_write_back:
             with contextlib.suppress(RetiredSegmentError):  # the segment was removed just now
                 active.write_back()

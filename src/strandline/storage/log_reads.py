@@ -79,7 +79,7 @@ class LogReads:
     @property
     def log_end_offset(self) -> Offset:
         """The offset of the next record."""
-        return Offset(self._layout.segments[-1].next_offset)
+        return self._active.next_offset
 
     @property
     def size_bytes(self) -> int:
@@ -119,6 +119,7 @@ class LogReads:
 
     def _arrange(self, segments: Sequence[Segment]) -> None:
         self._layout = Layout(tuple(segments), tuple(s.base_offset for s in segments))
+        self._active = segments[-1]
 
     def read(
         self, offset: int, bytes_max: int, *, below: int = OFFSET_MAX, verify: bool = True

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from strandline.errors import StrandlineError
 from strandline.record.batch import HEADER_BYTES, Buffer, read_header
-from strandline.record.codec import Stamp, decode_batches, encode_one
+from strandline.record.codec import Stamp, decode_batches, encode_records
 from strandline.record.decode import walk
 from strandline.record.sealed import Sealer
 from strandline.record.visible import visible_stretches
@@ -259,7 +259,7 @@ class LogSubjects:
         stored: Buffer = data
         if self._log.sealer is not None:
             stamp = Stamp(Offset(0), LeaderEpoch(0), TimestampNs(0), "none")
-            stored = self._log.sealer.seal(encode_one(bytes(data), "", stamp))
+            stored = self._log.sealer.seal(encode_records([bytes(data)], [""], stamp))
         kept: SubjectIndex | None = None
         try:
             if self._log.keep_index(segment, segment.path.with_suffix(SUBJECTS_SUFFIX), stored):

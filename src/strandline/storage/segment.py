@@ -21,6 +21,7 @@ from strandline.storage.segment_reads import (
     SegmentReads,
     Tail,
 )
+from strandline.types import Offset
 
 PENDING_BYTES_MAX = 1 << 20
 """When more bytes than this are in memory, they are written to the file."""
@@ -44,7 +45,7 @@ class Segment(SegmentReads):
         """Return a sealed segment of an existing file; nothing is read before it is needed."""
         segment = cls(directory, base_offset, disk=disk)
         segment.size = size
-        segment.next_offset = next_offset
+        segment.next_offset = Offset(next_offset)
         segment.sealed = True
         segment.has_durable_name = True
         segment.synced_bytes = size
@@ -53,8 +54,11 @@ class Segment(SegmentReads):
         segment._tail = Tail(size, [], [])
         return segment
 
-    def append(self, batch: Bytes, extent: BatchHeader | Extent) -> None:
-        """Add a batch at the end; it stays in memory until there are many (``PENDING_BYTES_MAX``).
+    def append(self, batch: Bytes, extent: BatchHeader | Extent) -> bool:
+        """Add a batch at the end; it stays in memory until enough has gathered.
+
+        Returns:
+            Whether the batches in memory are enough to be worth a system call.
 
         Raises:
             DiskFullError: no space; the segment is as before.
@@ -63,7 +67,8 @@ class Segment(SegmentReads):
         written, pending, positions = self._tail
         size = self.size
         length = extent.length
-        if size + length - written > PENDING_BYTES_MAX:
+        pending_bytes = size + length - written
+        if pending_bytes > PENDING_BYTES_MAX:
             self._write([*pending, batch])
         else:
             pending.append(batch)
@@ -71,6 +76,7 @@ class Segment(SegmentReads):
         self.note(extent, size)
         self.size = size + length
         self.next_offset = extent.next_offset
+        return WORTH_WRITING_BYTES <= pending_bytes <= PENDING_BYTES_MAX
 
     @property
     def pending_bytes(self) -> int:
@@ -139,7 +145,7 @@ class Segment(SegmentReads):
         written, pending, _ = self._tail
         kept = memoryview(b"".join(pending))[: max(position - written, 0)]
         self.truncations += 1
-        self.next_offset = next_offset
+        self.next_offset = Offset(next_offset)
         self.size = position
         self._hints = {}
         self.subjects = None
@@ -225,7 +231,7 @@ class Segment(SegmentReads):
         """Note that this successor's new file is complete and synced; it is renamed later."""
         self.size = self.synced_bytes = size
         self.has_durable_name = True
-        self.next_offset = next_offset
+        self.next_offset = Offset(next_offset)
         self.adopt(size)
         self.sealed = True
 

@@ -94,7 +94,7 @@ class SegmentReads:
         self._disk = disk
         self.path = segment_path(directory, base_offset)
         self.base_offset = base_offset
-        self.next_offset = base_offset
+        self.next_offset = Offset(base_offset)
         self.size = 0
         self.first_timestamp = TIMESTAMP_MIN
         self.max_timestamp = TIMESTAMP_MIN

@@ -319,7 +319,7 @@ class ReplicaDriver:
 
     # Group commit
 
-    def journaled(self, chunk: Chunk, batch: bytearray) -> None:
+    def journaled(self, chunk: Chunk, batch: Buffer) -> None:
         """Pass a journaled batch to followers, while this broker's sync runs."""
         header = header_of(batch)
         self.publishers.journaled(chunk, header.next_offset)

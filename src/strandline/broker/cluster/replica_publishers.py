@@ -103,7 +103,7 @@ class ReplicaPublishers:
         """Acknowledge records that need only this disk, after a batch was synced."""
         if chunk.on_disk:
             self._host.answer(self._partition, chunk.on_disk)
-            chunk.on_disk = []
+            chunk.on_disk = None
         if chunk.waiting:
             waiting, chunk.waiting = chunk.waiting, []
             acks = self._partition.config.acks_in_force
@@ -120,6 +120,7 @@ class ReplicaPublishers:
         """Acknowledge the committed records below ``offset``, and move the high watermark there."""
         if offset <= self._partition.high_watermark:
             return
+        assert offset <= self._partition.log_end_offset, "only what is written"
         self._partition.commit(offset)
         self._measure(offset)
         self._host.committed(self._partition)

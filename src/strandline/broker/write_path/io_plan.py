@@ -34,7 +34,7 @@ from strandline.storage.log import Log
 from strandline.telemetry import Telemetry
 from strandline.types import LogId, Offset, TimestampNs
 
-WrittenBatch = tuple[Partition, Chunk, bytearray, Offset]
+WrittenBatch = tuple[Partition, Chunk, Bytes, Offset]
 """A batch in its partition's log, with the records it came from; then the log's end."""
 
 
@@ -64,7 +64,7 @@ class IoPlan:
         self.parts: list[tuple[LogId, Bytes]] = []
         """The parts of the journal entry: each batch with its log id."""
         self.logs: list[Log] = []
-        """The logs to which batches were appended."""
+        """The logs that may have to be written to their files soon."""
         self.size = self.records = 0
         """The bytes of all batches, and the number of publishers' records."""
         self.needs_sync = False
@@ -123,10 +123,11 @@ class IoPlan:
             self.logs = self._copies.logs
             self.size = self._copied_bytes = sum(len(batch) for _, batch in self.parts)
             self.needs_sync = bool(self.parts)
+        writes, parts, logs = self.writes, self.parts, self.logs
         for partition, chunks in self._drained:
             for index, chunk in enumerate(chunks):
                 try:
-                    batch = partition.write(chunk, now_ns)
+                    batch = partition.write(chunk, now_ns, logs)
                 except LogPoisonedError:
                     raise
                 except StrandlineError as error:
@@ -134,9 +135,8 @@ class IoPlan:
                     break
                 count = chunk.count
                 next_offset = Offset(chunk.base_offset + count)
-                self.writes.append((partition, chunk, batch, next_offset))
-                self.parts.append((partition.log_id, batch))
-                self.logs.append(partition.log)
+                writes.append((partition, chunk, batch, next_offset))
+                parts.append((partition.log_id, batch))
                 self.size += len(batch)
                 self.records += count
                 self.needs_sync = self.needs_sync or partition.needs_sync

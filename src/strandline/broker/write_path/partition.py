@@ -249,8 +249,7 @@ class Partition:
             or self.schema_check is not None
         ):
             rejection = self.key_error or admission.record_error(size) or self._misfit(value)
-        held = self.duplicates.held
-        is_held = bool(held.waiting)
+        is_held = admission.held > 0 and bool(self.duplicates.held.waiting)
         is_plain = message_id is None and expected_last is None and expected_subject_last is None
         if rejection is None and not is_plain and not is_held:
             try:
@@ -273,24 +272,24 @@ class Partition:
             again = partial(
                 again, expected_last=expected_last, expected_subject_last=expected_subject_last
             )
-            rejection = held.add(HeldAppend(again, ack_sink, token, size))
+            rejection = self.duplicates.held.add(HeldAppend(again, ack_sink, token, size))
             if rejection is None:
                 return
         if rejection is not None:
             admission.reject(rejection, ack_sink, token, stream=self.name.stream)
             return
-        chunk = self.pending.open_batch(self.next_offset)
-        chunk.add(value, subject)
+        offset = self.next_offset
+        chunk = self.pending.add_record(offset, value, subject)
         if key is not None or headers:
             chunk.decorate(key, headers)
         if ack_sink is not None:
             waiting = chunk.waiting if acks is None else self._waiting(chunk, acks)
-            waiting.append(AckWaiter(ack_sink, token, self.next_offset))
+            waiting.append(AckWaiter(ack_sink, token, offset))
         if self.committed.retention is not None:
-            self.sequences.note((subject,), self.next_offset, headers)
+            self.sequences.note((subject,), offset, headers)
         chunk.size += size
         admission.pending_bytes += size
-        self.next_offset = Offset(self.next_offset + 1)
+        self.next_offset = Offset(offset + 1)
         if not self._is_dirty:
             self._enqueue()
 
@@ -491,39 +490,39 @@ class Partition:
         self._admission.pending_bytes -= size
         return chunks, size, records
 
-    def write(self, chunk: Chunk, now_ns: TimestampNs) -> bytearray:
+    def write(self, chunk: Chunk, now_ns: TimestampNs, logs: list[Log]) -> Buffer:
         """Encode a batch, encrypt it if the stream is encrypted, append it to the log, unsynced.
 
         Returns:
-            The batch for the journal.
+            The batch for the journal; ``logs`` gets the log if it should be written to files soon.
 
         Raises:
             DiskFullError: nothing of the batch was kept.
             LogPoisonedError: a write failed.
         """
-        now_ns = self.times.next(now_ns)
         base, log = chunk.base_offset, self.log
+        next_offset = Offset(base + chunk.count)
+        now_ns = self.times.next(base, next_offset, now_ns)
         batch = chunk.encode(Stamp(base, self.leader_epoch, now_ns, self.config.compression))
         if log.sealer is not None:
             batch = log.sealer.seal(batch)
-        next_offset = Offset(base + chunk.count)
-        log.append(batch, Extent(base, next_offset, len(batch), now_ns, now_ns))
-        self.times.note(base, next_offset, now_ns)
-        index = self.committed.transaction_index
-        if index is not None:
+        if log.append(batch, Extent(base, next_offset, len(batch), now_ns, now_ns)):
+            logs.append(log)
+        if (index := self.committed.transaction_index) is not None:
             index.written(batch)
         return batch
 
     def commit(self, offset: Offset) -> None:
         """Expose the records below ``offset``, and wake the readers that wait for them."""
         self.committed.commit(offset)
-        self._repeats.committed(offset)
+        if self._repeats.late:
+            self._repeats.committed(offset)
 
-    def journaled(self, chunk: Chunk, batch: bytearray) -> None:
+    def journaled(self, chunk: Chunk, batch: Buffer) -> None:
         """Acknowledge at level ``memory``: a batch is in the journal, not synced."""
         if chunk.early:
             self._admission.send_queue.acknowledge(self.name, chunk.early)
-            chunk.early = []
+            chunk.early = None
         if self.replica_hooks is not None:
             self.replica_hooks.journaled(chunk, batch)
 

@@ -7,10 +7,13 @@ the order in which the partition accepted them.
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
+import msgspec
 import pyarrow as pa
+from msgspec.structs import replace
 
+from strandline.checksum import crc32c
 from strandline.config import Acks
 from strandline.errors import StrandlineError
 from strandline.record.batch import Attributes
@@ -20,16 +23,17 @@ from strandline.record.codec import (
     Headers,
     Stamp,
     encode_arrow,
-    encode_one,
     encode_records,
 )
+from strandline.speedups import encode_record
 from strandline.storage.subject_history import format_purge
 from strandline.types import Offset, PartitionName, ProducerStamp, TimestampNs
 
 CHUNK_BYTES_MAX = 4 << 20
 TIME_AHEAD_NS_MAX = 1_000_000_000
 """The most that batch times stay ahead of a clock that was set back; then they follow it."""
-TIMES_KEPT = 64
+TIMES_KEPT = 8
+"""More than the batches of a partition that are on their way to other replicas."""
 MARKER_SUBJECT = "_"
 """The subject of a marker's batch: a batch must have one, but readers never see a marker."""
 
@@ -100,7 +104,7 @@ class ChunkAckSink(AckSink, Protocol):
         ...
 
 
-class AckWaiter(NamedTuple):
+class AckWaiter(msgspec.Struct):
     """The receiver of the ack for the record at ``offset``."""
 
     ack_sink: AckSink
@@ -118,7 +122,7 @@ class AckWaiter(NamedTuple):
         self.ack_sink.rejected(self.token, error)
 
 
-class AckRun(NamedTuple):
+class AckRun(msgspec.Struct):
     """The receiver of the acks for consecutive records, the first at ``offset``.
 
     The token None stands for a record whose publisher asked for no ack.
@@ -143,33 +147,19 @@ class AckRun(NamedTuple):
 Waiting = AckWaiter | AckRun
 
 
-class PendingRecords:
+class PendingRecords(msgspec.Struct, eq=False):
     """Records that arrived one by one, as columns."""
 
-    __slots__ = (
-        "base_offset",
-        "count",
-        "early",
-        "headers",
-        "keys",
-        "on_disk",
-        "size",
-        "subjects",
-        "values",
-        "waiting",
-    )
-
-    def __init__(self, base_offset: Offset) -> None:
-        self.base_offset = base_offset
-        self.count = 0
-        self.values: list[bytes | None] = []
-        self.subjects: list[str] = []
-        self.keys: list[bytes | None] | None = None
-        self.headers: list[Headers | None] | None = None
-        self.waiting: list[Waiting] = []
-        self.early: list[Waiting] = []
-        self.on_disk: list[Waiting] = []
-        self.size = 0
+    base_offset: Offset
+    count: int = 0
+    values: list[bytes | None] = msgspec.field(default_factory=list)
+    subjects: list[str] = msgspec.field(default_factory=list)
+    keys: list[bytes | None] | None = None
+    headers: list[Headers | None] | None = None
+    waiting: list[Waiting] = msgspec.field(default_factory=list)
+    early: list[Waiting] | None = None
+    on_disk: list[Waiting] | None = None
+    size: int = 0
 
     @property
     def is_transactional(self) -> bool:
@@ -214,12 +204,20 @@ class PendingRecords:
                 self.headers = [None] * (before + 1)
             self.headers[before] = headers
 
-    def encode(self, stamp: Stamp) -> bytearray:
+    def encode(self, stamp: Stamp) -> bytes | bytearray:
         """Encode the chunk as a batch."""
         value = self.values[0]
-        is_plain = len(self.values) == 1 and self.keys is None and self.headers is None
+        is_plain = self.count == 1 and self.keys is None and self.headers is None
         if is_plain and value is not None and stamp.compression == "none":
-            return encode_one(value, self.subjects[0], stamp)
+            # A hundred of these in a group commit.
+            return encode_record(
+                value,
+                self.subjects[0].encode(),
+                crc32c,
+                base_offset=stamp.base_offset,
+                leader_epoch=stamp.leader_epoch,
+                timestamp_ns=stamp.timestamp_ns,
+            )
         return encode_records(
             self.values, self.subjects, stamp, keys=self.keys, headers=self.headers
         )
@@ -248,8 +246,8 @@ class PendingArrowBatch:
         self.attributes = 0
         self.size = int(batch.nbytes)
         self.waiting: list[Waiting] = []
-        self.early: list[Waiting] = []
-        self.on_disk: list[Waiting] = []
+        self.early: list[Waiting] | None = None
+        self.on_disk: list[Waiting] | None = None
 
     @property
     def is_transactional(self) -> bool:
@@ -263,7 +261,7 @@ class PendingArrowBatch:
 
     def encode(self, stamp: Stamp) -> bytearray:
         """Encode the chunk as a batch."""
-        stamp = stamp._replace(producer=self.producer, attributes=self.attributes)
+        stamp = replace(stamp, producer=self.producer, attributes=self.attributes)
         return encode_arrow(self.batch, stamp, default_subject=self.default_subject)
 
 
@@ -286,8 +284,8 @@ class PendingMarker:
         self.attributes = attributes
         self.size = 0
         self.waiting: list[Waiting] = []
-        self.early: list[Waiting] = []
-        self.on_disk: list[Waiting] = []
+        self.early: list[Waiting] | None = None
+        self.on_disk: list[Waiting] | None = None
 
     @property
     def is_transactional(self) -> bool:
@@ -301,7 +299,7 @@ class PendingMarker:
 
     def encode(self, stamp: Stamp) -> bytearray:
         """Encode the marker as a batch."""
-        stamp = stamp._replace(producer=self.producer, attributes=self.attributes)
+        stamp = replace(stamp, producer=self.producer, attributes=self.attributes)
         return encode_records([b""], [MARKER_SUBJECT], stamp)
 
 
@@ -317,7 +315,7 @@ class PendingPurge(PendingMarker):
 
     def encode(self, stamp: Stamp) -> bytearray:
         """Encode the purge as a batch."""
-        stamp = stamp._replace(attributes=self.attributes)
+        stamp = replace(stamp, attributes=self.attributes)
         return encode_records([format_purge(self._below)], [self._pattern], stamp)
 
 
@@ -333,8 +331,23 @@ class PendingQueue:
         self.batches: list[Chunk] = []
         self._open: PendingRecords | None = None
 
+    def add_record(self, offset: Offset, value: bytes | None, subject: str) -> PendingRecords:
+        """Add a record without key and headers; return its batch."""
+        batch = self._open
+        if batch is None or batch.size >= CHUNK_BYTES_MAX or batch.count == BATCH_RECORDS_MAX:
+            batch = self._open = PendingRecords(offset, 1, [value], [subject])
+            self.batches.append(batch)
+        else:
+            batch.add(value, subject)
+        return batch
+
     def open_batch(self, base_offset: Offset, records: int = 1) -> PendingRecords:
-        """Return the batch to which records from ``base_offset`` on can be added."""
+        """Return the batch to which records from ``base_offset`` on can be added.
+
+        Args:
+            base_offset: the offset of the first of them.
+            records: how many will be added.
+        """
         batch = self._open
         if (
             batch is None
@@ -392,16 +405,16 @@ class BatchTimes:
         self._newest: deque[tuple[Offset, Offset, TimestampNs]] = deque(maxlen=TIMES_KEPT)
         """The first offset, the end offset and the time of the batches written last."""
 
-    def next(self, now_ns: TimestampNs) -> TimestampNs:
-        """Return the time of the next batch."""
-        if 0 < self._last - now_ns <= TIME_AHEAD_NS_MAX:
-            return self._last
-        self._last = now_ns
-        return now_ns
+    def next(self, base_offset: Offset, next_offset: Offset, now_ns: TimestampNs) -> TimestampNs:
+        """Return the time of the next batch, and remember it.
 
-    def note(self, base_offset: Offset, next_offset: Offset, time_ns: TimestampNs) -> None:
-        """Remember the time of a written batch."""
-        self._newest.append((base_offset, next_offset, time_ns))
+        If the batch is not stored, the one that gets its offsets is found before it.
+        """
+        if 0 < self._last - now_ns <= TIME_AHEAD_NS_MAX:
+            now_ns = self._last
+        self._last = now_ns
+        self._newest.append((base_offset, next_offset, now_ns))
+        return now_ns
 
     def find(self, offset: Offset) -> TimestampNs | None:
         """Return the time of a record; None if its batch is not among the newest."""
@@ -422,16 +435,19 @@ def extra_bytes(key: bytes | None, headers: Headers | None) -> int:
 def waiters_at(chunk: Chunk, acks: Acks | None, full: Acks) -> list[Waiting]:
     """Return a batch's waiters for a level of acks; ``full`` is the stream's level."""
     if acks == "memory":
+        chunk.early = chunk.early or []
         return chunk.early
-    return chunk.on_disk if acks == "disk" and full == "replicated" else chunk.waiting
+    if acks == "disk" and full == "replicated":
+        chunk.on_disk = chunk.on_disk or []
+        return chunk.on_disk
+    return chunk.waiting
 
 
 def reject_waiting(chunks: Iterable[Chunk], error: StrandlineError) -> None:
     """Reject all records of chunks; forget the waiters, so that none is notified twice."""
     for chunk in chunks:
-        waiting = [*chunk.early, *chunk.on_disk, *chunk.waiting]
-        chunk.early.clear()
-        chunk.on_disk.clear()
+        waiting = [*(chunk.early or ()), *(chunk.on_disk or ()), *chunk.waiting]
+        chunk.early = chunk.on_disk = None
         chunk.waiting.clear()
         for each in waiting:
             each.rejected(error)

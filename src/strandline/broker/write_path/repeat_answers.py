@@ -32,7 +32,7 @@ class RepeatAnswers:
     def __init__(self, partition: _RepeatedPartition, admission: Admission[Any]) -> None:
         self._partition = partition
         self._admission = admission
-        self._late: list[tuple[Offset, AckWaiter]] = []
+        self.late: list[tuple[Offset, AckWaiter]] = []
         """Repeats of records that are written but not committed, with the last record's offset."""
 
     def answer(
@@ -47,20 +47,18 @@ class RepeatAnswers:
         if last < partition.high_watermark:
             self._admission.send_queue.acknowledge(partition.name, [waiting])
         elif last < partition.log_end_offset:
-            self._late.append((last, waiting))
+            self.late.append((last, waiting))
         else:
             partition.pending.holder_of(last).waiting.append(waiting)
 
     def committed(self, offset: Offset) -> None:
-        """Acknowledge the repeats of records below ``offset``, which are committed."""
-        if not self._late:
-            return
-        due: list[Waiting] = [late for last, late in self._late if last < offset]
-        self._late = [each for each in self._late if each[0] >= offset]
+        """Acknowledge repeats of records below ``offset``, which are committed."""
+        due: list[Waiting] = [late for last, late in self.late if last < offset]
+        self.late = [each for each in self.late if each[0] >= offset]
         self._admission.send_queue.acknowledge(self._partition.name, due)
 
     def reject(self, error: StrandlineError) -> None:
-        """Reject the repeats that were not acknowledged yet."""
-        late, self._late = self._late, []
+        """Reject the repeats that are not acknowledged yet."""
+        late, self.late = self.late, []
         for _, each in late:
             each.rejected(error)

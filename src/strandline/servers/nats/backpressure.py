@@ -17,6 +17,7 @@ from strandline.api.monitoring import ConnectionInfo
 from strandline.servers.connections import address_text
 from strandline.servers.nats.protocol import Event, Parser
 from strandline.servers.round_budget import PIECES_MAX, SPENT, RoundBudget
+from strandline.types import Offset, PartitionName
 
 OUTPUT_BYTES_MAX: Final = 1 << 20
 """The size of unread replies above which the connection stops reading."""
@@ -61,12 +62,21 @@ class Reading(Protocol):
         ...
 
 
+AckedRun = tuple[PartitionName, Offset, Sequence[bytes | None]]
+"""Records of a partition in a row, the first at the offset, and the reply subject of each.
+
+None: its publisher asked for no answer.
+"""
+
+
 class NatsPeer(asyncio.Protocol):
     """One end of a NATS connection, with an output queue."""
 
     def __init__(self) -> None:
         self.is_open = False
         self.output: list[bytes] = []
+        self.acks: list[AckedRun] = []
+        """Due, and encoded together when output is written."""
         self._transport = NO_TRANSPORT
         self._held_for: set[str] = set()
 
@@ -79,6 +89,7 @@ class NatsPeer(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  asyncio's signature
         """Drop the queued output."""
         self.is_open = False
+        self.acks.clear()
         self.output.clear()
 
     async def start_tls(
@@ -147,9 +158,17 @@ class NatsPeer(asyncio.Protocol):
 
     def flush(self) -> None:
         """Write queued output."""
-        if self.output and self.is_open:
-            self._transport.write(b"".join(self.output))
+        if self.is_open:
+            if self.acks:
+                self.output.append(self._ack_lines(self.acks))
+            if data := b"".join(self.output):
+                self._transport.write(data)
+        self.acks.clear()
         self.output.clear()
+
+    def _ack_lines(self, acks: Sequence[AckedRun]) -> bytes:
+        """Encode acks; only by connections that have any."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Write queued output and close."""

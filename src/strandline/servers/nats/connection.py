@@ -28,7 +28,13 @@ from strandline.errors import (
 from strandline.record.envelope import MAGIC
 from strandline.record.subjects import has_wildcard
 from strandline.servers.metering import WAIT_S_MAX, Allowance, Metering
-from strandline.servers.nats.backpressure import QUOTA, ROUND_S, SLICE_S, MessageReader
+from strandline.servers.nats.backpressure import (
+    QUOTA,
+    ROUND_S,
+    SLICE_S,
+    AckedRun,
+    MessageReader,
+)
 from strandline.servers.nats.guard import EARLY_PAYLOAD_MAX, Claims, ClientOptions, PublishGuard
 from strandline.servers.nats.headers import NO_RESPONDERS
 from strandline.servers.nats.inboxes import (
@@ -531,32 +537,21 @@ class PublisherConnection(MessageReader):
         if duplicate:
             self.deliver(reply, pub_ack(partition, offset, duplicate=True))
             return
-        sid = self._inboxes.sid_for(reply) if self.is_open else None
-        if sid is None:
-            return
-        if not self.output:
+        if not self.acks:
             self._shared.ingest.unflushed.append(self)
-        self.output.append(self._shared.ack_lines.encode(partition, offset, (reply,), sids=(sid,)))
+        self.acks.append((partition, offset, (reply,)))
 
     def acked_many(
         self, tokens: Sequence[object], partition: PartitionName, offset: Offset
     ) -> None:
         """Queue the PubAcks of consecutive records."""
-        if not self.is_open:
-            return
-        if None in tokens:
-            for number, token in enumerate(tokens):
-                if token is not None:
-                    self.acked(token, partition, Offset(offset + number), duplicate=False)
-            return
-        replies = cast("Sequence[bytes]", tokens)
-        sids = self._inboxes.sids_for(replies)
-        lines = self._shared.ack_lines.encode(partition, offset, replies, sids=sids)
-        if not lines:
-            return
-        if not self.output:
+        if not self.acks:
             self._shared.ingest.unflushed.append(self)
-        self.output.append(lines)
+        self.acks.append((partition, offset, cast("Sequence[bytes | None]", tokens)))
+
+    def _ack_lines(self, acks: Sequence[AckedRun]) -> bytes:
+        replies = [reply for _, _, run in acks for reply in run]
+        return self._shared.ack_lines.encode(acks, self._inboxes.sids_for(replies))
 
     is_alone = answers_leaderless = True
     """Whether no other broker receives this connection's messages."""

@@ -161,13 +161,14 @@ class Inboxes:
                 self.remove(inbox.sid)
         return inbox.sid
 
-    def sids_for(self, replies: Sequence[bytes]) -> list[bytes | None]:
+    def sids_for(self, replies: Sequence[bytes | None]) -> list[bytes | None]:
         """Return the sid for each reply, or None; count the deliveries."""
         if not self._plain:
-            sids = [self.by_prefix.get(reply.rpartition(b".")[0]) for reply in replies]
-            if None not in sids:
+            prefixes = self.by_prefix
+            sids = [prefixes.get(reply.rpartition(b".")[0]) for reply in replies if reply]
+            if len(sids) == len(replies) and None not in sids:
                 return sids
-        return [self.sid_for(reply) for reply in replies]
+        return [None if reply is None else self.sid_for(reply) for reply in replies]
 
     def sids_in_turns(self, inboxes: Sequence[bytes], count: int) -> list[bytes | None]:
         """Return the sid, or None, for each of ``count`` messages to inboxes in turns."""

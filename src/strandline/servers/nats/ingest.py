@@ -270,34 +270,34 @@ class MessageIngest:
             return False
         if envelope.MAGIC in [payload[: len(envelope.MAGIC)] for payload in payloads]:
             return False
-        found: dict[bytes, tuple[str, PartitionPort]] = {}
+        try:
+            ways = [routes.remembered[subject] for subject in subjects]
+        except KeyError:
+            return False
+        found: dict[Route, PartitionPort] = {}
         has_reply, is_forwarding = any(replies), self.is_forwarding
-        for subject in set(subjects):
-            route = routes.remembered.get(subject)
-            if route is None:
-                return False
+        for route in set(ways):
             partition = route.partition
             if partition is None or (has_reply and not route.answers):
                 return False
             is_ours = sink.is_alone or route.is_shared
             if is_ours and (is_forwarding or not partition.is_led):
                 return False
-            found[subject] = route.subject, partition
+            found[route] = partition
         if len(found) == 1:
-            [(name, partition)] = found.values()
-            partition.append_many(payloads, subjects=(name,), ack_sink=sink, tokens=replies)
+            [(route, partition)] = found.items()
+            subject = (route.subject,)
+            partition.append_many(payloads, subjects=subject, ack_sink=sink, tokens=replies)
             return True
-        if 2 * len({partition for _, partition in found.values()}) > len(payloads):
+        if 2 * len(set(found.values())) > len(payloads):
             # Appending runs of one record is slower than appending single records.
-            for subject, reply, payload in zip(subjects, replies, payloads, strict=True):
-                name, partition = found[subject]
+            for route, reply, payload in zip(ways, replies, payloads, strict=True):
                 to = None if reply is None else sink
-                partition.append(payload, subject=name, ack_sink=to, token=reply)
+                found[route].append(payload, subject=route.subject, ack_sink=to, token=reply)
             return True
         chunks: dict[PartitionPort, list[tuple[bytes, str, bytes | None]]] = {}
-        for subject, reply, payload in zip(subjects, replies, payloads, strict=True):
-            name, partition = found[subject]
-            chunks.setdefault(partition, []).append((payload, name, reply))
+        for route, reply, payload in zip(ways, replies, payloads, strict=True):
+            chunks.setdefault(found[route], []).append((payload, route.subject, reply))
         for partition, records in chunks.items():
             values, names, tokens = zip(*records, strict=True)
             partition.append_many(values, subjects=names, ack_sink=sink, tokens=tokens)

@@ -23,6 +23,7 @@ from strandline.errors import (
 )
 from strandline.record.envelope import MAGIC
 from strandline.record.subjects import SUBJECT_BYTES_MAX
+from strandline.servers.nats.backpressure import AckedRun
 from strandline.servers.nats.headers import NO_RESPONDERS_STATUS
 from strandline.servers.nats.inboxes import INBOX_PREFIX, private_inbox
 from strandline.servers.nats.ingest_state import IngestState
@@ -339,18 +340,20 @@ class NatsConnection(ServerLink):
         if duplicate:
             self.deliver(reply, pub_ack(partition, offset, duplicate=True))
             return
-        if not self.output:
+        if not self.acks:
             self._shared.ingest.unflushed.append(self)
-        self.output.append(self._shared.ack_lines.encode(partition, offset, (reply,)))
+        self.acks.append((partition, offset, (reply,)))
 
     def acked_many(
         self, tokens: Sequence[object], partition: PartitionName, offset: Offset
     ) -> None:
         """Queue the PubAcks of consecutive records."""
-        if not self.output:
+        if not self.acks:
             self._shared.ingest.unflushed.append(self)
-        replies = cast("Sequence[bytes | None]", tokens)
-        self.output.append(self._shared.ack_lines.encode(partition, offset, replies))
+        self.acks.append((partition, offset, cast("Sequence[bytes | None]", tokens)))
+
+    def _ack_lines(self, acks: Sequence[AckedRun]) -> bytes:
+        return self._shared.ack_lines.encode(acks)
 
     def rejected(self, token: object, error: StrandlineError) -> None:
         """Queue an error reply, unless another broker, which receives the message, too, answers."""

@@ -6,7 +6,7 @@ nats-server's, so that standard clients raise their own exceptions; Strandline's
 ``"code"`` of the outer object.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -27,7 +27,7 @@ from strandline.errors import (
     WrongLastSequenceError,
 )
 from strandline.record import envelope
-from strandline.servers.nats.backpressure import Reading
+from strandline.servers.nats.backpressure import AckedRun, Reading
 from strandline.speedups import ack_lines
 from strandline.types import Offset, PartitionName
 
@@ -94,31 +94,23 @@ class PubAckLines:
         self._operation = operation
         self._around: dict[PartitionName, tuple[bytes, bytes]] = {}
 
-    def encode(
-        self,
-        partition: PartitionName,
-        offset: Offset,
-        replies: Sequence[bytes | None],
-        *,
-        sids: Sequence[bytes | None] | None = None,
-    ) -> bytes:
-        """Encode the PubAcks of consecutive records, the first at ``offset``.
+    def encode(self, acks: Iterable[AckedRun], sids: Sequence[bytes | None] | None = None) -> bytes:
+        """Encode PubAcks.
 
         Args:
-            partition: the partition of the records.
-            offset: the offset of the first record.
-            replies: the reply subject of each record; None if the record is not acknowledged.
+            acks: the runs of records to acknowledge.
             sids: the sid of the subscription that receives each reply, or None if there is none;
                 None instead of the list where lines have no sids.
         """
-        around = self._around.get(partition)
-        if around is None:
-            before, after = _pub_ack_around_sequence(partition)
-            around = self._around[partition] = before, after + b"}"
-        before, after = around
-        return ack_lines(
-            self._operation, replies, sids, before=before, after=after, sequence=offset + 1
-        )
+        runs = []
+        for partition, offset, replies in acks:
+            around = self._around.get(partition)
+            if around is None:
+                before, after = _pub_ack_around_sequence(partition)
+                around = self._around[partition] = before, after + b"}"
+            before, after = around
+            runs.append((before, after, offset + 1, replies))
+        return ack_lines(self._operation, runs, sids)
 
     def clear(self) -> None:
         """Forget all partitions, because streams have changed."""

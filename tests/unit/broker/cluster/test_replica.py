@@ -332,7 +332,7 @@ def write_chunks(driver):
     partition, written = driver.partition, []
     chunks, _, _ = partition.take(1 << 20, 1 << 20)
     for chunk in chunks:
-        driver.journaled(chunk, partition.write(chunk, 1))
+        driver.journaled(chunk, partition.write(chunk, 1, []))
         written.append((chunk, chunk.base_offset + chunk.count))
     return written
 

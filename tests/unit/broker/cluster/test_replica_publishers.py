@@ -67,6 +67,7 @@ class Here:
         self.name = PartitionName("s", 0)
         self.config = SimpleNamespace(acks_in_force=acks, min_isr=2)
         self.high_watermark, self.now_ms = Offset(0), 0.0
+        self.log_end_offset = Offset(1 << 40)
         self.leader, self.epoch, self.reject_reason = None, 1, RejectReason.NOT_LEADER
         self.telemetry = Telemetry()
         self.publishers = ReplicaPublishers(self, self, self)
@@ -160,7 +161,7 @@ def test_what_only_this_disk_has_to_have_is_acknowledged_when_it_is_synced():
     batch.on_disk = [AckWaiter(Outcomes(), "disk", Offset(0))]
     here.publishers.synced(batch, Offset(1))
     assert here.answered() == ["disk"]
-    assert batch.on_disk == []
+    assert not batch.on_disk
 
 
 @pytest.mark.parametrize(

@@ -44,10 +44,11 @@ class FakePartition:
         self.log = SimpleNamespace(undo_to=self.undo_to)
         self.failures, self.done, self.undo_error = {}, [], None
 
-    def write(self, chunk, now_ns):
+    def write(self, chunk, now_ns, logs):
         assert now_ns == NOW
         if chunk.base_offset in self.failures:
             raise self.failures[chunk.base_offset]
+        logs.append(self.log)
         return bytearray(chunk.bytes)
 
     def undo_to(self, offset):

@@ -51,7 +51,7 @@ def group_commit(partition, *, upto=None):
     chunks, _, _ = partition.take(1 << 30, 1 << 30)
     partition._admission.dirty.clear()
     for chunk in chunks[:upto]:
-        partition.write(chunk, partition._admission.clock.now_ns())
+        partition.write(chunk, partition._admission.clock.now_ns(), [])
         partition.commit(partition.log_end_offset)
         for each in chunk.waiting:
             each.acked(partition.name)
@@ -273,7 +273,7 @@ async def test_a_repeat_of_what_is_being_synced_waits_for_the_sync(partition, an
     """Written is not durable: the duplicate is answered at the commit."""
     kit.put(partition, answers, "a", message_id="m")
     [chunk], _, _ = partition.take(1 << 30, 1 << 30)
-    partition.write(chunk, partition._admission.clock.now_ns())
+    partition.write(chunk, partition._admission.clock.now_ns(), [])
     kit.put(partition, answers, "again", message_id="m")
     kit.put(partition, answers, "next")
     assert not answers.order
@@ -293,7 +293,7 @@ async def test_a_repeat_of_several_batches_waits_for_the_last(partition, answers
     put("first", 0, [b"a", b"b"])
     put("second", 2, [b"c"])
     for chunk in partition.take(1 << 30, 1 << 30)[0]:
-        partition.write(chunk, partition._admission.clock.now_ns())
+        partition.write(chunk, partition._admission.clock.now_ns(), [])
     partition.commit(2)
     put("both", 0, [b"a", b"b", b"c"])
     assert not answers.order
@@ -306,7 +306,7 @@ async def test_a_repeat_of_what_fails_to_sync_fails_too(partition, answers, kit)
     """If the sync fails, the duplicate is rejected."""
     kit.put(partition, answers, "a", message_id="m")
     chunks, _, _ = partition.take(1 << 30, 1 << 30)
-    partition.write(chunks[0], partition._admission.clock.now_ns())
+    partition.write(chunks[0], partition._admission.clock.now_ns(), [])
     kit.put(partition, answers, "again", message_id="m")
     partition.reject_from(chunks, DiskFullError("full"))
     assert answers.codes == {"a": "disk_full", "again": "disk_full"}
@@ -413,7 +413,7 @@ async def test_a_log_receives_of_a_batch_what_its_header_says(partition, answers
 
     def listen(batch, extent):
         told.append((header_of(batch), extent))
-        append(batch, extent)
+        return append(batch, extent)
 
     monkeypatch.setattr(partition.log, "append", listen)
     kit.put(partition, answers, "one")
@@ -421,10 +421,10 @@ async def test_a_log_receives_of_a_batch_what_its_header_says(partition, answers
     kit.put(partition, answers, "two", "three")
     partition.append_arrow(pa.record_batch({"value": [b"4", b"5", b"6"]}))
     group_commit(partition)
-    partition.write(PendingMarker(partition.log_end_offset, ProducerStamp(7, 1, -1), 0), 1)
+    partition.write(PendingMarker(partition.log_end_offset, ProducerStamp(7, 1, -1), 0), 1, [])
     assert [header.record_count for header, _ in told] == [1, 2, 3, 1]
     for header, extent in told:
-        assert extent == Extent(*(getattr(header, name) for name in Extent._fields))
+        assert extent == Extent(*(getattr(header, name) for name in Extent.__struct_fields__))
 
 
 async def test_timestamps_never_run_backwards(partition, answers, kit, admission, clock):
@@ -458,7 +458,7 @@ async def test_readers_see_committed_records_only(partition, answers, kit):
     """A record that is written but not committed is not served; its offset is out of range."""
     kit.put(partition, answers, "a", "b")
     [chunk], _, _ = partition.take(1 << 30, 1 << 30)
-    partition.write(chunk, partition._admission.clock.now_ns())
+    partition.write(chunk, partition._admission.clock.now_ns(), [])
     assert partition.log_end_offset == 2
     assert partition.read(0, 1000).size == 0
     with pytest.raises(OffsetOutOfRangeError, match="to 0 \\(high watermark\\)"):

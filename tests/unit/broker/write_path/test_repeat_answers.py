@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from strandline.broker.write_path.pending import AckWaiter
 from strandline.broker.write_path.repeat_answers import RepeatAnswers
 from strandline.errors import UnavailableError
 from strandline.types import PartitionName
@@ -53,14 +54,14 @@ def test_a_repeat_waits_as_long_as_its_last_record(partition, admission, last, s
     assert admission.duplicates == 1
     places = {
         "sent": admission.sent,
-        "late": [waiting for _, waiting in answers._late],
+        "late": [waiting for _, waiting in answers.late],
         "pending": partition.holders[last].waiting if last in partition.holders else [],
     }
     assert {name: len(found) for name, found in places.items()} == {
         name: int(name == state) for name in places
     }
     [waiting] = places[state]
-    assert waiting == (sink, "token", 4, True)
+    assert waiting == AckWaiter(sink, "token", 4, True)
 
 
 def test_a_repeat_that_nobody_waits_for_is_only_counted(partition, admission):
@@ -70,7 +71,7 @@ def test_a_repeat_that_nobody_waits_for_is_only_counted(partition, admission):
         answers.answer(4, None, None, last=last)
     assert admission.duplicates == 3
     assert not admission.sent
-    assert not answers._late
+    assert not answers.late
     assert not partition.holders
 
 

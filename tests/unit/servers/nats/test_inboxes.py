@@ -102,6 +102,7 @@ def test_replies_in_a_row_are_found_as_each_would_be(inboxes):
     replies = [b"_INBOX.x.%d" % number for number in range(3)]
     assert inboxes.sids_for(replies) == [b"1"] * 3
     assert inboxes.sids_for([*replies, b"_INBOX.y.1"]) == [b"1"] * 3 + [None]
+    assert inboxes.sids_for([None, *replies]) == [None] + [b"1"] * 3
     inboxes.add("_INBOX.x.1", b"2")
     inboxes.limit(b"2", 1)
     assert inboxes.sids_for(replies) == [b"1", b"2", b"1"]

@@ -33,7 +33,7 @@ def test_ack_lines_agree_with_pub_ack(stream, partition):
     lines = PubAckLines(b"MSG ")
     name = PartitionName(stream, partition)
     for sequence in (1, 9, 10, 99, 100, 5, 1000, 10**12):
-        line = lines.encode(name, Offset(sequence - 1), [b"_INBOX.r"], sids=[b"1"])
+        line = lines.encode([(name, Offset(sequence - 1), [b"_INBOX.r"])], [b"1"])
         payload = pub_ack(name, Offset(sequence - 1))
         assert line == b"MSG _INBOX.r 1 %d\r\n%b\r\n" % (len(payload), payload)
 
@@ -42,9 +42,9 @@ def test_cleared_ack_lines_are_made_again():
     """Clearing forgets partitions and nothing else."""
     lines = PubAckLines(b"PUB ")
     name = PartitionName("S", 0)
-    before = lines.encode(name, Offset(4), [b"_INBOX.r"])
+    before = lines.encode([(name, Offset(4), [b"_INBOX.r"])])
     lines.clear()
-    assert lines.encode(name, Offset(4), [b"_INBOX.r"]) == before
+    assert lines.encode([(name, Offset(4), [b"_INBOX.r"])]) == before
 
 
 @pytest.mark.parametrize(
@@ -155,8 +155,18 @@ def test_lines_of_sequences_in_a_row():
     for first, count in ((8, 1), (8, 2), (8, 3), (98, 5), (5, 200)):
         replies = [b"_INBOX.%d" % number if number % 7 else None for number in range(count)]
         expected = b"".join(
-            lines.encode(name, Offset(offset), [reply])
+            lines.encode([(name, Offset(offset), [reply])])
             for offset, reply in enumerate(replies, first)
             if reply is not None
         )
-        assert lines.encode(name, Offset(first), replies) == expected
+        assert lines.encode([(name, Offset(first), replies)]) == expected
+
+
+def test_lines_of_several_partitions():
+    """They are those of each partition, and sids are taken on from one to the next."""
+    lines = PubAckLines(b"MSG ")
+    one, two = PartitionName("s", 0), PartitionName("s", 1)
+    acks = [(one, Offset(4), [b"_I.a", None]), (two, Offset(9), (b"_I.b",))]
+    apart = [lines.encode([acks[0]], [b"1", None]), lines.encode([acks[1]], [b"2"])]
+    assert lines.encode(acks, [b"1", None, b"2"]) == b"".join(apart)
+    assert apart[1].startswith(b"MSG _I.b 2 ")
