@@ -1,10 +1,10 @@
 """The HTTP listener, whose server is imported for its first connection.
 
-Uvicorn and Starlette take 5 MiB and a tenth of the time of a broker's start, and many a broker is
-never asked for its web page, its metrics or its health.
+Importing Uvicorn and Starlette takes 5 MiB and a tenth of the time of a broker's start, and many
+brokers never receive an HTTP request.
 
-Rules: the socket is bound here, so that a port in use is a typed error and not an exit. What can be
-wrong with the settings is found at the start: with TLS the server is made then.
+Rules: the socket is bound here, so that a port in use raises an error instead of ending the
+process. With TLS the server is made at the start, so that wrong settings are reported then.
 """
 
 import asyncio

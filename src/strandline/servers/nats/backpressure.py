@@ -63,9 +63,9 @@ class Reading(Protocol):
 
 
 AckedRun = tuple[PartitionName, Offset, Sequence[bytes | None]]
-"""Records of a partition in a row, the first at the offset, and the reply subject of each.
+"""Acks of consecutive records: their partition, the first offset, and each record's reply subject.
 
-None: its publisher asked for no answer.
+A reply subject is None if the publisher asked for no ack.
 """
 
 
@@ -76,7 +76,7 @@ class NatsPeer(asyncio.Protocol):
         self.is_open = False
         self.output: list[bytes] = []
         self.acks: list[AckedRun] = []
-        """Due, and encoded together when output is written."""
+        """Acks to send; ``flush`` encodes all of them in one call."""
         self._transport = NO_TRANSPORT
         self._held_for: set[str] = set()
 
@@ -167,7 +167,7 @@ class NatsPeer(asyncio.Protocol):
         self.output.clear()
 
     def _ack_lines(self, acks: Sequence[AckedRun]) -> bytes:
-        """Encode acks; only by connections that have any."""
+        """Return the protocol lines of acks; connections that acknowledge publishes override it."""
         raise NotImplementedError
 
     def close(self) -> None:
